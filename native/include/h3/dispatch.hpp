@@ -1,0 +1,55 @@
+// Choice of the instruction set at run time.
+#pragma once
+
+#include <cstddef>
+
+#include "h3/attend.hpp"
+#include "h3/linear.hpp"
+
+namespace h3 {
+
+enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// What one thread does for one block of query rows: attends to `page_count` pages and leaves an unnormalised result.
+struct RowBlock {
+  const void* q;           // packed rows, see Kernels::pack_rows
+  const int* positions;    // [rows]: last position that a row may see
+  float* out;              // [rows, D]: sum of exp2(score - maximum) * value; updated
+  float* maximum;          // [rows]: running maximum of scores in base 2; updated
+  float* sum;              // [rows]: running sum of weights; updated
+  const Page* pages;
+  int rows;
+  int head_dim;
+  int page_count;
+  float scale_log2;        // softmax scale times log2(e)
+};
+
+struct Kernels {
+  // Query rows as attend_rows wants them: 4 bytes for each `pack` elements.
+  void (*pack_rows[3])(const float* source, void* target, int count);
+  void (*attend_rows[3])(const RowBlock& block);
+  // Rows [row_first, row_last) of the output features, for all tokens; x is already packed.
+  void (*linear_rows[3])(const LinearArgs& args, const void* x_packed, int x_stride, int row_first, int row_last);
+  void (*rms_norm)(const float* x, const float* weight, float* out, int count, float eps);
+  std::uint64_t (*read_bytes)(const void* data, std::size_t size_bytes, int variant);
+};
+
+extern const Kernels kPortableKernels;
+#ifdef H3_X86
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+bool isa_supported(Isa isa);
+Isa isa_best();
+Isa isa_current();
+void isa_select(Isa isa);  // precondition: isa_supported(isa)
+const Kernels& kernels();
+
+int thread_count(int requested);
+
+// Element conversions that no kernel is fast enough to need: inputs of a few rows.
+void to_fp32(const void* source, DType dtype, float* target, std::int64_t count);
+void from_fp32(const float* source, DType dtype, void* target, std::int64_t count);
+
+}  // namespace h3

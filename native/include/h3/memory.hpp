@@ -1,0 +1,13 @@
+// The machine's read bandwidth: the limit that decode is measured against.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace h3 {
+
+// Reads every byte once with one of several access orders; returns a checksum, so that no read can be left out.
+std::uint64_t read_all(const void* data, std::size_t size_bytes, int variant, int threads);
+constexpr int kReadVariants = 4;
+
+}  // namespace h3

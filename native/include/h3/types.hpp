@@ -1,0 +1,31 @@
+// Plain data that crosses between the dispatcher and the kernels of one instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace h3 {
+
+enum class DType : std::int32_t { kFp32 = 0, kBf16 = 1, kFp16 = 2 };
+
+constexpr int size_bytes(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
+
+// Neighbouring elements that share one 32-bit lane; see src/h3kv/core/layout.py.
+constexpr int pack(DType dtype) { return dtype == DType::kBf16 ? 2 : 1; }
+
+constexpr int kLanes = 16;         // fp32 lanes of one vector
+constexpr int kPanel = 64;         // dimensions of values that lie together
+constexpr int kPageTokens = 64;    // room of one page
+constexpr int kPartTokens = 1024;   // tokens of one part of a decode step
+constexpr int kHeadDimMax = 256;   // scratch is sized by it
+
+// One page of one layer and KV head. 32 bytes; equals PAGE_DTYPE in attention/native.py.
+struct Page {
+  std::uint64_t keys;       // address of the keys
+  std::uint64_t values;     // address of the values
+  std::uint64_t positions;  // address of int32[count], or 0: token i has position first + i
+  std::int32_t first;
+  std::int32_t count;       // tokens in use, 0 to 64
+};
+static_assert(sizeof(Page) == 32);
+
+}  // namespace h3

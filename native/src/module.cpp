@@ -1,0 +1,95 @@
+// Python face of the native core. Arrays arrive as addresses: the typed, checked wrappers are attention/native.py and
+// models/native_kernels.py, and nothing else may import this module.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "h3/attend.hpp"
+#include "h3/dispatch.hpp"
+#include "h3/linear.hpp"
+#include "h3/memory.hpp"
+#include "h3/transform.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Address = std::uint64_t;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512"};
+
+std::vector<std::string> isa_list() {
+  std::vector<std::string> names;
+  for (int i = 0; i < 3; ++i)
+    if (h3::isa_supported(static_cast<h3::Isa>(i))) names.emplace_back(kIsaNames[i]);
+  return names;
+}
+
+void isa_select(const std::string& name) {
+  for (int i = 0; i < 3; ++i) {
+    if (name != kIsaNames[i]) continue;
+    if (!h3::isa_supported(static_cast<h3::Isa>(i))) break;
+    h3::isa_select(static_cast<h3::Isa>(i));
+    return;
+  }
+  throw std::invalid_argument("instruction set not available here: " + name);
+}
+
+void attend(Address q, Address out, Address lse, Address pages, std::int64_t pages_stride, std::int64_t q_stride,
+            int q_dtype, int out_dtype, int page_dtype, int tokens, int heads, int kv_heads, int head_dim,
+            int page_count, int position, float scale, int threads) {
+  h3::attend({at(q), at(out), at<float>(lse), at<h3::Page>(pages), pages_stride, q_stride,
+              static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(out_dtype), static_cast<h3::DType>(page_dtype),
+              tokens, heads, kv_heads, head_dim, page_count, position, scale, threads});
+}
+
+void append(Address k, Address v, Address pages, std::int64_t pages_stride, std::int64_t index, int tokens,
+            int kv_heads, int head_dim, int dtype, int threads) {
+  h3::append({at(k), at(v), at<h3::Page>(pages), pages_stride, index, tokens, kv_heads, head_dim,
+              static_cast<h3::DType>(dtype), threads});
+}
+
+void rotate(Address qkv, Address q, Address k, Address v, Address cos, Address sin, Address q_norm, Address k_norm,
+            int tokens, int heads, int kv_heads, int head_dim, float eps, int dtype, int threads) {
+  h3::rotate({at(qkv), at(q), at(k), at(v), at<float>(cos), at<float>(sin), at(q_norm), at(k_norm), tokens, heads,
+              kv_heads, head_dim, eps, static_cast<h3::DType>(dtype), threads});
+}
+
+void linear(Address x, Address norm, Address weight, Address bias, Address residual, Address out, int tokens,
+            int in_features, int out_features, float eps, int dtype, bool gated, bool out_fp32, int threads) {
+  h3::linear({at(x), at(norm), at(weight), at(bias), at(residual), at(out), tokens, in_features, out_features, eps,
+              static_cast<h3::DType>(dtype), gated, out_fp32, threads});
+}
+
+std::uint64_t read_all(Address data, std::size_t size_bytes, int variant, int threads) {
+  return h3::read_all(at(data), size_bytes, variant, threads);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  m.attr("PART_TOKENS") = h3::kPartTokens;
+  m.attr("PAGE_TOKENS") = h3::kPageTokens;
+  m.attr("HEAD_DIM_MAX") = h3::kHeadDimMax;
+  m.attr("LINEAR_ROWS_MAX") = h3::kLinearRowsMax;
+  m.attr("READ_VARIANTS") = h3::kReadVariants;
+  m.def("isa_list", &isa_list);
+  m.def("isa_current", [] { return std::string(kIsaNames[static_cast<int>(h3::isa_current())]); });
+  m.def("isa_select", &isa_select, "name"_a);
+  m.def("attend", &attend, Released());
+  m.def("append", &append, Released());
+  m.def("rotate", &rotate, Released());
+  m.def("linear", &linear, Released());
+  m.def("read_all", &read_all, Released());
+}

@@ -1,0 +1,114 @@
+#include "h3/transform.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "h3/dispatch.hpp"
+
+namespace h3 {
+namespace {
+
+constexpr int kParallelTokens = 16;  // below this a second thread costs more than it saves
+
+void normalise(float* x, const void* weight, DType dtype, int count, float eps) {
+  float wide[kHeadDimMax];
+  to_fp32(weight, dtype, wide, count);
+  kernels().rms_norm(x, wide, x, count, eps);
+}
+
+// Rotate-half: dimension i turns with dimension i + D / 2.
+void turn(float* x, const float* cos, const float* sin, int head_dim) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i];
+    const float b = x[i + half];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+void rotate_heads(const RotateArgs& a, int token, int head_first, int heads, const void* norm, void* target) {
+  const int d = a.head_dim;
+  const std::int64_t row = static_cast<std::int64_t>(a.heads + 2 * a.kv_heads) * d;
+  const std::int64_t half = static_cast<std::int64_t>(token) * (d / 2);
+  float x[kHeadDimMax];
+  for (int h = 0; h < heads; ++h) {
+    const std::int64_t from = token * row + static_cast<std::int64_t>(head_first + h) * d;
+    to_fp32(static_cast<const char*>(a.qkv) + from * size_bytes(a.dtype), a.dtype, x, d);
+    if (norm != nullptr) normalise(x, norm, a.dtype, d, a.eps);
+    turn(x, a.cos + half, a.sin + half, d);
+    const std::int64_t to = (static_cast<std::int64_t>(token) * heads + h) * d;
+    from_fp32(x, a.dtype, static_cast<char*>(target) + to * size_bytes(a.dtype), d);
+  }
+}
+
+// Element (token place, dimension) of a page's keys; see src/h3kv/core/layout.py.
+std::int64_t key_offset(int place, int d, int pack) {
+  return (static_cast<std::int64_t>(d / pack) * kPageTokens + place) * pack + d % pack;
+}
+
+// The same of its values, which lie in panels of 64 dimensions.
+std::int64_t value_offset(int place, int d, int head_dim, int pack) {
+  const int panel = d / kPanel * kPanel;
+  const int width = std::min(kPanel, head_dim - panel);
+  return static_cast<std::int64_t>(panel) * kPageTokens +
+         (static_cast<std::int64_t>(place / pack) * width + d - panel) * pack + place % pack;
+}
+
+template <class T>
+void put_token(const Page& page, int place, const T* k, const T* v, int head_dim, int pack) {
+  auto* keys = reinterpret_cast<T*>(page.keys);
+  auto* values = reinterpret_cast<T*>(page.values);
+  for (int d = 0; d < head_dim; ++d) keys[key_offset(place, d, pack)] = k[d];
+  for (int d = 0; d < head_dim; ++d) values[value_offset(place, d, head_dim, pack)] = v[d];
+  // A pack is read whole: its other half must be a number even before its token comes.
+  if (place % pack == 0)
+    for (int i = 1; i < pack; ++i)
+      for (int d = 0; d < head_dim; ++d) values[value_offset(place + i, d, head_dim, pack)] = T{0};
+}
+
+template <class T>
+void append_page(const AppendArgs& a, int head, std::int64_t page_index) {
+  const std::int64_t first = std::max(a.index, page_index * kPageTokens);
+  const std::int64_t last = std::min(a.index + a.tokens, (page_index + 1) * kPageTokens);
+  const Page& page = a.pages[head * a.pages_stride + page_index];
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t from = ((i - a.index) * a.kv_heads + head) * a.head_dim;
+    put_token(page, static_cast<int>(i % kPageTokens), static_cast<const T*>(a.k) + from,
+              static_cast<const T*>(a.v) + from, a.head_dim, pack(a.dtype));
+  }
+}
+
+}  // namespace
+
+void rotate(const RotateArgs& a) {
+  const std::int64_t row = static_cast<std::int64_t>(a.heads + 2 * a.kv_heads) * a.head_dim;
+  const std::int64_t v_count = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
+  const int size = size_bytes(a.dtype);
+#pragma omp parallel for num_threads(thread_count(a.threads)) if (a.tokens >= kParallelTokens) schedule(static)
+  for (int t = 0; t < a.tokens; ++t) {
+    rotate_heads(a, t, 0, a.heads, a.q_norm, a.q);
+    rotate_heads(a, t, a.heads, a.kv_heads, a.k_norm, a.k);
+    std::memcpy(static_cast<char*>(a.v) + t * v_count * size,
+                static_cast<const char*>(a.qkv) + (t * row + row - v_count) * size,
+                static_cast<std::size_t>(v_count * size));
+  }
+}
+
+void append(const AppendArgs& a) {
+  if (a.tokens == 0) return;
+  const std::int64_t page_first = a.index / kPageTokens;
+  const std::int64_t page_last = (a.index + a.tokens - 1) / kPageTokens;
+  const std::int64_t units = (page_last - page_first + 1) * a.kv_heads;
+#pragma omp parallel for num_threads(thread_count(a.threads)) if (a.tokens >= kParallelTokens) schedule(static)
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    const int head = static_cast<int>(unit % a.kv_heads);
+    const std::int64_t page = page_first + unit / a.kv_heads;
+    if (a.dtype == DType::kFp32) append_page<float>(a, head, page);
+    else append_page<std::uint16_t>(a, head, page);
+  }
+}
+
+}  // namespace h3

@@ -1,0 +1,1 @@
+"""Attention over pages: exact parts that merge, on the native core or in torch."""

@@ -1,0 +1,141 @@
+"""Typed, checked entry to the native attention.
+
+Shapes: T query tokens, H query heads, K KV heads, N pages, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from h3kv import _native
+from h3kv.attention.parts import Part
+from h3kv.core.errors import ShapeError
+from h3kv.core.layout import PageLayout
+from h3kv.core.limits import BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
+from h3kv.core.types import DType
+
+PAGE_DTYPE: Final = np.dtype(
+    [("keys", "<u8"), ("values", "<u8"), ("positions", "<u8"), ("first", "<i4"), ("count", "<i4")]
+)
+"""One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), then the
+position of the first token and the number of tokens in use. The same 32 bytes as `h3::Page`."""
+
+CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`h3::DType` of each element type that the native core reads."""
+
+TORCH_DTYPES: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
+
+assert PAGE_DTYPE.itemsize == 32
+
+
+def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
+    """Write tokens into the pages of a table, in the layout of `core.layout.PageLayout`.
+
+    The table itself is not changed: counts stay as they are until the caller moves them on.
+
+    Args:
+        k_TKD, v_TKD: CPU, contiguous, one of fp32, bf16, fp16.
+        pages_KN: C-ordered rows; all addresses writable.
+        index: place of the first token: page `index // 64`, place `index % 64`. Tokens before it are kept.
+
+    Raises:
+        ShapeError: shapes, types or strides disagree, or the table has too few pages.
+    """
+    tokens, kv_heads, head_dim = k_TKD.shape
+    if k_TKD.shape != v_TKD.shape or k_TKD.dtype != v_TKD.dtype:
+        raise ShapeError(f"keys {tuple(k_TKD.shape)} {k_TKD.dtype} and values {tuple(v_TKD.shape)} {v_TKD.dtype}")
+    _check_tensor(k_TKD)
+    _check_tensor(v_TKD)
+    _check_table(pages_KN, kv_heads)
+    if index < 0 or index + tokens > pages_KN.shape[1] * BLOCK_TOKENS:
+        raise ShapeError(f"tokens {index} to {index + tokens} do not fit {pages_KN.shape[1]} pages")
+    _native.append(
+        k_TKD.data_ptr(),
+        v_TKD.data_ptr(),
+        pages_KN.ctypes.data,
+        pages_KN.strides[0] // PAGE_DTYPE.itemsize,
+        index,
+        tokens,
+        kv_heads,
+        head_dim,
+        CODES[k_TKD.dtype],
+        torch.get_num_threads(),
+    )
+
+
+def attend(
+    q_THD: Tensor,
+    pages_KN: NDArray[np.void],
+    *,
+    layout: PageLayout,
+    position: int,
+    scale: float | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    threads: int | None = None,
+) -> Part:
+    """Attention of T query tokens over the tokens of all pages; head h reads KV head h // (H / K).
+
+    Args:
+        q_THD: CPU, contiguous; fp32, bf16 or fp16. Rounded to bf16 when the pages are bf16.
+        pages_KN: one list of pages for each KV head, each sorted as the caller likes; ragged counts are fine.
+        position: row t sees exactly the tokens whose position is <= position + t.
+        scale: of the scores; None: 1 / sqrt(D).
+        out_dtype: of the output. The log-sum-exp is always fp32.
+        threads: None: torch's number. The result does not depend on it.
+
+    Returns:
+        A new part; rows that see no token are zero, with -inf.
+
+    Raises:
+        ShapeError: shapes, types or strides disagree.
+
+    Cost: reads every page once for up to 32 query rows a KV head, allocates the result.
+    """
+    tokens, heads, head_dim = q_THD.shape
+    kv_heads = pages_KN.shape[0]
+    _check_tensor(q_THD)
+    _check_table(pages_KN, kv_heads)
+    if head_dim != layout.head_dim or kv_heads == 0 or heads % kv_heads != 0:
+        raise ShapeError(f"{heads} query heads of {head_dim} over {kv_heads} KV heads of {layout.head_dim}")
+    out_THD = torch.empty((tokens, heads, head_dim), dtype=out_dtype)
+    lse_TH = torch.empty((tokens, heads), dtype=torch.float32)
+    _native.attend(
+        q_THD.data_ptr(),
+        out_THD.data_ptr(),
+        lse_TH.data_ptr(),
+        pages_KN.ctypes.data,
+        pages_KN.strides[0] // PAGE_DTYPE.itemsize,
+        heads * head_dim,
+        CODES[q_THD.dtype],
+        CODES[out_dtype],
+        CODES[TORCH_DTYPES[layout.dtype]],
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        pages_KN.shape[1],
+        position,
+        head_dim**-0.5 if scale is None else scale,
+        torch.get_num_threads() if threads is None else threads,
+    )
+    return Part(out_THD, lse_TH)
+
+
+def _check_tensor(x_TXD: Tensor) -> None:
+    if x_TXD.dtype not in CODES or x_TXD.device.type != "cpu" or not x_TXD.is_contiguous():
+        raise ShapeError(f"expected a contiguous fp32, bf16 or fp16 CPU tensor, got {x_TXD.dtype} on {x_TXD.device}")
+    head_dim = x_TXD.shape[-1]
+    if head_dim % LANE_TOKENS != 0 or not 0 < head_dim <= HEAD_DIM_MAX:
+        raise ShapeError(f"head_dim must be a multiple of {LANE_TOKENS} up to {HEAD_DIM_MAX}, got {head_dim}")
+
+
+def _check_table(pages_KN: NDArray[np.void], kv_heads: int) -> None:
+    if pages_KN.dtype != PAGE_DTYPE or pages_KN.ndim != 2 or pages_KN.shape[0] != kv_heads:
+        raise ShapeError(f"expected a page table of {kv_heads} rows, got {pages_KN.dtype} {pages_KN.shape}")
+    if pages_KN.shape[1] > 1 and pages_KN.strides[1] != PAGE_DTYPE.itemsize:
+        raise ShapeError("the entries of a page list must be adjacent in memory")

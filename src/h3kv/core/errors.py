@@ -1,0 +1,206 @@
+"""One tree of errors. A class says what the caller should do.
+
+    H3Error                      code                  retry   what the caller does
+    ├─ ConfigError               INVALID_ARGUMENT      no      fix the setting it names
+    ├─ RequestError              INVALID_ARGUMENT      no      change the request: what and how is in the message
+    │  └─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
+    ├─ ModelError                FAILED_PRECONDITION   no      fix the model folder or file
+    │  ├─ ModelNotFoundError     NOT_FOUND             no      correct the path
+    │  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
+    │  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
+    ├─ SlabError
+    │  ├─ SlabNotFoundError      NOT_FOUND             no      recompute the tokens
+    │  └─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
+    ├─ TierError
+    │  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
+    │  └─ TierClosedError        FAILED_PRECONDITION   no      we closed it
+    ├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
+    ├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
+    ├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
+    └─ CancelledError            CANCELLED             no      nothing: the caller asked for it
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from h3kv.core.types import SlabKey, Tier
+
+
+class Code(enum.StrEnum):
+    """Error codes, named as in gRPC."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    DATA_LOSS = "DATA_LOSS"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    ABORTED = "ABORTED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    CANCELLED = "CANCELLED"
+
+
+class Retry(enum.StrEnum):
+    """Whether the same call may succeed later."""
+
+    NO = "no"
+    YES = "yes"
+    LATER = "later"
+
+
+class H3Error(Exception):
+    """Root of the tree. Its message says what happened and what to do about it."""
+
+    code: ClassVar[Code]
+    reason: ClassVar[str]
+    retry: ClassVar[Retry] = Retry.NO
+
+
+class ConfigError(H3Error):
+    """A setting has a bad value."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "CONFIG"
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class RequestError(H3Error):
+    """The request itself cannot be served."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "REQUEST"
+
+
+class ContextLengthError(RequestError):
+    """Prompt and answer do not fit the model's context."""
+
+    reason = "CONTEXT_LENGTH"
+
+    def __init__(self, message: str, *, needed_tokens: int, limit_tokens: int) -> None:
+        super().__init__(message)
+        self.needed_tokens = needed_tokens
+        self.limit_tokens = limit_tokens
+
+
+class ModelError(H3Error):
+    """A model cannot be loaded."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "MODEL"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ModelNotFoundError(ModelError):
+    """No model lies at this path."""
+
+    code = Code.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+
+class ModelCorruptError(ModelError):
+    """The files are there, but damaged, incomplete or contradictory."""
+
+    code = Code.DATA_LOSS
+    reason = "MODEL_CORRUPT"
+
+
+class ModelUnsupportedError(ModelError):
+    """The model uses a feature that this version does not implement; the message names it."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "MODEL_UNSUPPORTED"
+
+
+class SlabError(H3Error):
+    """Something about one slab."""
+
+    code = Code.NOT_FOUND
+    reason = "SLAB"
+
+    def __init__(self, message: str, *, key: SlabKey) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class SlabNotFoundError(SlabError):
+    """No visible slab has this key."""
+
+    reason = "SLAB_NOT_FOUND"
+
+
+class SlabBusyError(SlabError):
+    """The slab is in flight or already there."""
+
+    code = Code.ABORTED
+    reason = "SLAB_BUSY"
+    retry = Retry.YES
+
+
+class TierError(H3Error):
+    """Something about one tier."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "TIER"
+
+    def __init__(self, message: str, *, tier: Tier) -> None:
+        super().__init__(message)
+        self.tier = tier
+
+
+class TierFullError(TierError):
+    """No room; `needed_bytes` and `free_bytes` say how much is missing."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TIER_FULL"
+    retry = Retry.LATER
+
+    def __init__(self, message: str, *, tier: Tier, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(message, tier=tier)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class TierClosedError(TierError):
+    """The store was closed by us."""
+
+    reason = "TIER_CLOSED"
+
+
+class StaleHandleError(H3Error):
+    """The slot behind a handle was released and perhaps given to another slab."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "STALE_HANDLE"
+
+
+class ShapeError(H3Error):
+    """Arrays disagree in shape, element type or device."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "SHAPE"
+
+
+class HostMemoryError(H3Error):
+    """The machine has too little memory for what was asked."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "HOST_MEMORY"
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int | None) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class CancelledError(H3Error):
+    """The request was cancelled between two steps."""
+
+    code = Code.CANCELLED
+    reason = "CANCELLED"

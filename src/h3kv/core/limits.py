@@ -1,0 +1,45 @@
+"""Sizes that the whole system agrees on, each with its reason.
+
+A number lives here when two modules must use the same value. The asserts at the end prove the
+relations between them at import.
+"""
+
+from typing import Final
+
+BLOCK_TOKENS: Final = 64
+"""Tokens in a block. The unit of hashing and of prefix matching: a prompt is reused in whole blocks."""
+
+SEGMENT_BLOCKS_MAX: Final = 16
+"""Blocks in a full segment: 1,024 tokens, so one layer of Llama-3.1-8B in bf16 is a 4 MiB slab."""
+
+SEGMENT_TOKENS_MAX: Final = BLOCK_TOKENS * SEGMENT_BLOCKS_MAX
+
+EXTENT_CLASSES_BLOCKS: Final = (1, 2, 4, 8, 16)
+"""Sizes in which room for a segment is handed out, in blocks. Powers of two: a buddy allocator's orders."""
+
+SINK_BLOCKS: Final = 1
+"""Blocks of the first segment. Attention sinks stay apart, because they are never moved or sealed into an index."""
+
+LANE_TOKENS: Final = 16
+"""Tokens that one 64-byte vector of fp32 scores holds; head dimensions are multiples of it."""
+
+PANEL_DIMS: Final = 64
+"""Dimensions of values that lie together in a page: four vectors of sums, as many as a kernel keeps in registers."""
+
+LANE_BYTES: Final = 64
+"""One cache line and one AVX-512 register. Page parts start at multiples of it."""
+
+DIRECT_IO_BYTES: Final = 4096
+"""Alignment that O_DIRECT and DMA ask for. A page's size is a multiple of it."""
+
+PART_TOKENS: Final = 1024
+"""Tokens of one part of a decode step. Parts are cut at these fixed boundaries and merged in position order, so a
+result never depends on the number of threads. `native/include/h3/types.hpp` holds the same number; a test compares."""
+
+HEAD_DIM_MAX: Final = 256
+"""Largest head dimension that `attend` accepts; its scratch is sized by it."""
+
+assert SEGMENT_BLOCKS_MAX == EXTENT_CLASSES_BLOCKS[-1]
+assert all(2 * a == b for a, b in zip(EXTENT_CLASSES_BLOCKS, EXTENT_CLASSES_BLOCKS[1:], strict=False))
+assert BLOCK_TOKENS % LANE_TOKENS == 0
+assert PART_TOKENS % BLOCK_TOKENS == 0

@@ -49,7 +49,7 @@ def pack_page(k_SD: Tensor, v_SD: Tensor, layout: PageLayout) -> Tensor:
     k_full[: len(k_SD)] = k_SD
     v_full[: len(v_SD)] = v_SD
     keys = k_full.view(BLOCK_TOKENS, layout.head_dim // pack, pack).transpose(0, 1)
-    panels = v_full.view(BLOCK_TOKENS // pack, pack, layout.head_dim).transpose(1, 2).split(PANEL_DIMS, dim=1)
+    panels = torch.split(v_full.view(BLOCK_TOKENS // pack, pack, layout.head_dim).transpose(1, 2), PANEL_DIMS, dim=1)
     values = torch.cat([panel.reshape(-1) for panel in panels])
     page = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     page[: layout.keys_bytes] = keys.reshape(-1).view(torch.uint8)

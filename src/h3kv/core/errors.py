@@ -1,23 +1,23 @@
 """One tree of errors. A class says what the caller should do.
 
-    H3Error                      code                  retry   what the caller does
-    ├─ ConfigError               INVALID_ARGUMENT      no      fix the setting it names
-    ├─ RequestError              INVALID_ARGUMENT      no      change the request: what and how is in the message
-    │  └─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
-    ├─ ModelError                FAILED_PRECONDITION   no      fix the model folder or file
-    │  ├─ ModelNotFoundError     NOT_FOUND             no      correct the path
-    │  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
-    │  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
-    ├─ SlabError
-    │  ├─ SlabNotFoundError      NOT_FOUND             no      recompute the tokens
-    │  └─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
-    ├─ TierError
-    │  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
-    │  └─ TierClosedError        FAILED_PRECONDITION   no      we closed it
-    ├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
-    ├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
-    ├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
-    └─ CancelledError            CANCELLED             no      nothing: the caller asked for it
+H3Error                      code                  retry   what the caller does
+├─ ConfigError               INVALID_ARGUMENT      no      fix the setting it names
+├─ RequestError              INVALID_ARGUMENT      no      change the request: what and how is in the message
+│  └─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
+├─ ModelError                FAILED_PRECONDITION   no      fix the model folder or file
+│  ├─ ModelNotFoundError     NOT_FOUND             no      correct the path
+│  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
+│  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
+├─ SlabError
+│  ├─ SlabNotFoundError      NOT_FOUND             no      recompute the tokens
+│  └─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
+├─ TierError
+│  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
+│  └─ TierClosedError        FAILED_PRECONDITION   no      we closed it
+├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
+├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
+├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
+└─ CancelledError            CANCELLED             no      nothing: the caller asked for it
 """
 
 from __future__ import annotations

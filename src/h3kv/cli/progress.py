@@ -1,0 +1,69 @@
+"""Progress on stderr: a moving bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+STEPS: Final = 4
+"""Plain lines per stage: one for every quarter."""
+
+
+class StageProgress:
+    """One stage after another, each with an amount that is done and a total.
+
+    Use it as a context manager: leaving it removes the bar.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._stage = ""
+        self._step = -1
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+    def __enter__(self) -> StageProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, stage: str) -> None:
+        """Start a stage; the one before it has ended."""
+        self.end()
+        self._stage, self._step = stage, -1
+        if self._bar is not None:
+            self._task = self._bar.add_task(stage, total=None)
+
+    def end(self) -> None:
+        """Take the bar of the current stage away, so that other text can follow."""
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = None
+
+    def update(self, done: int, total: int) -> None:
+        """Say how much of the stage is done."""
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.update(self._task, completed=done, total=total)
+            return
+        step = STEPS * done // total if total else STEPS
+        if step != self._step:
+            self._step = step
+            self.say(f"{self._stage}: {100 * done // total if total else 100} %")
+
+    def say(self, line: str) -> None:
+        """Write one line that stays."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

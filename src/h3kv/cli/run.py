@@ -1,0 +1,157 @@
+"""`h3 run`: questions about a document, answered one after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from h3kv.cli.document import check_question, prompt_tokens, read_document
+from h3kv.cli.interrupts import Interrupts
+from h3kv.cli.progress import StageProgress
+from h3kv.cli.report import Answer, Usage, answer_fields, peak_rss_bytes, table
+from h3kv.cli.session import Session, open_session
+from h3kv.config import Settings
+from h3kv.core.errors import ContextLengthError
+from h3kv.engine.events import Finished, PrefillProgress, TokenGenerated
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What to ask about which document, and how to choose the words of an answer."""
+
+    document: Path
+    questions: Sequence[str]
+    temperature: float
+    top_p: float
+    seed: int
+
+
+def answer_questions(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> None:
+    """Answer all questions: text to stdout as it comes, or one JSON object at the end; the rest to stderr.
+
+    Raises:
+        H3Error: the first thing that stands in the way.
+        KeyboardInterrupt: Ctrl-C; everything has been given back.
+    """
+    # Everything that can be wrong with the request is found before the model is loaded.
+    document = read_document(inquiry.document)
+    questions = [check_question(question) for question in inquiry.questions]
+    sampling = SamplingParameters(
+        temperature=inquiry.temperature,
+        top_p=inquiry.top_p,
+        seed=inquiry.seed,
+        max_new_tokens=settings.engine.max_new_tokens,
+    )
+    console = Console(stderr=True)
+    with StageProgress(console) as progress, open_session(settings, progress) as session, Interrupts() as interrupts:
+        speaker = Speaker(progress, interrupts, streams=not as_json)
+        prompts = [prompt(session, document, question, sampling) for question in questions]
+        answers = []
+        for question, request in zip(questions, prompts, strict=True):
+            speaker.ask(question, is_only=len(questions) == 1)
+            answers.append(speaker.answer(session.node, question, request))
+        statistics = session.node.statistics()
+        usage = Usage(statistics.used_bytes, statistics.capacity_bytes, peak_rss_bytes())
+        choices = session.fields()
+    if as_json:
+        typer.echo(json.dumps(choices | memory_fields(usage) | {"answers": [answer_fields(one) for one in answers]}))
+    else:
+        console.print(table(answers, usage))
+
+
+def memory_fields(usage: Usage) -> dict[str, object]:
+    """Memory under the stable keys of `--json`."""
+    return {
+        "kv_used_bytes": usage.kv_used_bytes,
+        "kv_cap_bytes": usage.kv_cap_bytes,
+        "peak_rss_bytes": usage.peak_rss_bytes,
+    }
+
+
+def prompt(session: Session, document: str, question: str, sampling: SamplingParameters) -> Request:
+    """The request for one question.
+
+    Raises:
+        ContextLengthError: it does not fit the context; the message names the flags that help.
+    """
+    tokens = prompt_tokens(session.node.tokenizer, document, question)
+    needed, limit = len(tokens) + sampling.max_new_tokens, session.node.config.max_context
+    if needed > limit:
+        alone = len(session.node.tokenizer.encode(question))
+        raise ContextLengthError(
+            f"{len(tokens):,} prompt tokens (of them {alone:,} for the question) and {sampling.max_new_tokens:,} for "
+            f"the answer are {needed:,}, but the context holds {limit:,}: shorten the document or the question, lower "
+            f"--max-new-tokens, or {reach_further(session, needed)}",
+            needed_tokens=needed,
+            limit_tokens=limit,
+        )
+    return Request(prompt=tuple(tokens), sampling=sampling)
+
+
+def reach_further(session: Session, needed: int) -> str:
+    """The flags with which so many tokens fit the context."""
+    trained = session.context.trained_tokens or session.node.config.max_context
+    if needed <= trained:
+        return f"give --max-context {needed}: the model was trained for {trained:,}"
+    return (
+        f"reach beyond the {trained:,} that the model was trained for, at some cost in quality, with --max-context "
+        f"{needed} (static NTK rope scaling) or --rope ntk:{-(-needed // trained)}"
+    )
+
+
+class Speaker:
+    """Runs one request at a time and shows what happens.
+
+    Args:
+        progress: shows prefill.
+        interrupts: looked at between steps.
+        streams: whether the text goes to stdout as it comes.
+    """
+
+    def __init__(self, progress: StageProgress, interrupts: Interrupts, *, streams: bool) -> None:
+        self._progress = progress
+        self._interrupts = interrupts
+        self._streams = streams
+
+    def ask(self, question: str, *, is_only: bool) -> None:
+        """Show the question where answers would otherwise run together."""
+        if self._streams and not is_only:
+            self._write(f"> {question}\n")
+
+    def answer(self, node: Node, question: str, request: Request) -> Answer:
+        """Run a request to its end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came; the node has been closed.
+        """
+        self._progress.begin("reading")
+        self._progress.update(0, len(request.prompt))
+        pieces: list[str] = []
+        for event in node.engine.generate(request):
+            match event:
+                case PrefillProgress():
+                    self._progress.update(event.done_tokens, event.prompt_tokens)
+                case TokenGenerated():
+                    self._progress.end()
+                    pieces.append(event.text)
+                    self._write(event.text)
+                case Finished():
+                    self._write("\n")
+                    return Answer(question, "".join(pieces), event.reason, event.statistics)
+            if self._interrupts.came:
+                # A line that has begun is ended, so that the next one stands alone.
+                self._write("\n" * bool(pieces))
+                node.close()
+                raise KeyboardInterrupt
+        raise AssertionError("a request ends with Finished, or raises")
+
+    def _write(self, text: str) -> None:
+        if self._streams:
+            typer.echo(text, nl=False)

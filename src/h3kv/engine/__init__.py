@@ -1,0 +1,1 @@
+"""Sequences over a model: admission, prefix reuse, chunked prefill, decode, sampling, text, cancellation."""

@@ -1,0 +1,53 @@
+"""Whether a request can be served at all, said before anything is taken for it."""
+
+from __future__ import annotations
+
+from h3kv.core.errors import ContextLengthError, TierFullError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
+from h3kv.core.types import StoreStatistics
+from h3kv.core.units import format_size
+from h3kv.engine.request import Request
+from h3kv.policy.admission import blocks_of, cached_tokens_max
+
+
+def check_context(request: Request, context_tokens: int) -> None:
+    """Check that prompt and answer fit the model's context.
+
+    Raises:
+        ContextLengthError: they do not; the message has the sum.
+    """
+    prompt, answer = len(request.prompt), request.sampling.max_new_tokens
+    if prompt + answer > context_tokens:
+        raise ContextLengthError(
+            f"{prompt} prompt tokens + {answer} answer tokens = {prompt + answer} tokens, but the context holds "
+            f"{context_tokens}; shorten the prompt, lower max_new_tokens to {max(context_tokens - prompt, 0)} or less, "
+            "or raise model.max_context",
+            needed_tokens=prompt + answer,
+            limit_tokens=context_tokens,
+        )
+
+
+def check_memory(request: Request, layout: CacheLayout, tier: StoreStatistics) -> None:
+    """Check that an otherwise empty tier holds the request at its worst: nothing found, longest answer.
+
+    Raises:
+        TierFullError: it does not; the message has the sum and the cap that would do.
+    """
+    prompt, answer = len(request.prompt), request.sampling.max_new_tokens
+    blocks = blocks_of(cached_tokens_max(prompt, answer))
+    needed_bytes = blocks * layout.block_bytes
+    if needed_bytes <= tier.capacity_bytes:
+        return
+    unit_bytes = layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
+    enough_bytes = -(-needed_bytes // unit_bytes) * unit_bytes
+    sinks = SINK_BLOCKS * BLOCK_TOKENS
+    raise TierFullError(
+        f"{prompt} prompt tokens + {answer} answer tokens, {sinks} of them attention sinks, take {blocks} blocks x "
+        f"{layout.block_bytes} bytes = {needed_bytes} bytes ({format_size(needed_bytes)}) of KV, but the {tier.tier} "
+        f"tier's cap is {tier.capacity_bytes} bytes; raise device.kv_bytes to at least {enough_bytes}, shorten the "
+        "prompt, or lower max_new_tokens",
+        tier=tier.tier,
+        needed_bytes=needed_bytes,
+        free_bytes=tier.capacity_bytes,
+    )

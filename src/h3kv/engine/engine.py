@@ -1,0 +1,298 @@
+"""Requests in, events out: one chunk of prefill or one token in each step, round-robin over running sequences.
+
+    submit -> waiting -> running -> Finished or Failed
+                 |          |
+                 +- cancel -+--> Finished(cancelled)
+
+A request starts when room for its worst case is reserved, in the order of submission. From then on it needs nothing
+more, so it can always finish, and two requests never wait for each other's room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from h3kv.attention.paged import PageKernels
+from h3kv.core.errors import ConfigError, H3Error, TierFullError
+from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.ports import Clock, Directory, Telemetry
+from h3kv.engine.admission import check_context, check_memory
+from h3kv.engine.events import Event, Failed, Finished, RequestStatistics, TokenGenerated
+from h3kv.engine.reporting import Reporter
+from h3kv.engine.request import Request, RequestId
+from h3kv.engine.segments import SegmentTable
+from h3kv.engine.sequence import LanguageModel, Sequence, Vocabulary
+from h3kv.engine.sequence_kv import SequenceKv, open_kv
+from h3kv.engine.stopping import FinishReason
+from h3kv.engine.waiting import WaitingRequest, need_of
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How requests are run."""
+
+    chunk_tokens: int = 1024
+    """Prompt tokens of one step: a multiple of 64. Larger chunks use the cores better; a cancellation waits for the
+    end of a chunk."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < BLOCK_TOKENS or self.chunk_tokens % BLOCK_TOKENS:
+            raise ConfigError(
+                f"chunk_tokens = {self.chunk_tokens}: must be a multiple of {BLOCK_TOKENS}", field="engine.chunk_tokens"
+            )
+
+
+class Engine:
+    """Runs requests on one model and one store. Not thread-safe: one owner calls it, between steps.
+
+    Args:
+        model: reads chunks and gives scores.
+        segments: over the store that holds the KV; the caller closes the store after the engine.
+        directory: the one in which `segments` publishes.
+        kernels: attention over the store's pages.
+        vocabulary: text and end tokens.
+        fingerprint: digest of everything but the tokens that decides the KV.
+        device: where the model lies.
+        config: see there.
+        clock: for statistics only.
+        telemetry: receives counters and gauges.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        segments: SegmentTable,
+        *,
+        directory: Directory,
+        kernels: PageKernels,
+        vocabulary: Vocabulary,
+        fingerprint: bytes,
+        device: torch.device,
+        config: EngineConfig,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._model = model
+        self._segments = segments
+        self._directory = directory
+        self._kernels = kernels
+        self._vocabulary = vocabulary
+        self._fingerprint = fingerprint
+        self._device = device
+        self._config = config
+        self._clock = clock
+        self._reporter = Reporter(telemetry)
+        self._next_id = 1
+        self._waiting: deque[WaitingRequest] = deque()
+        self._running: deque[Sequence] = deque()
+        # Whether the first waiting request may try to start: room changes only when a request ends.
+        self._may_admit = True
+        # Events of the step that is being taken; those that no stream took; those that streams have not given out yet.
+        self._events: list[Event] = []
+        self._unclaimed: list[Event] = []
+        self._streams: dict[RequestId, deque[Event]] = {}
+        self._report()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or report anything."""
+        return bool(self._waiting or self._running or self._events or self._unclaimed)
+
+    def submit(self, request: Request) -> RequestId:
+        """Queue a request. Nothing is reserved yet.
+
+        Raises:
+            RequestError: the prompt is empty or has a token outside the vocabulary.
+            ContextLengthError: prompt and answer exceed the context.
+            TierFullError: the cap is too small for this request even when it runs alone; the message has the sum.
+        """
+        request.check(self._model.config.vocabulary_size)
+        check_context(request, self._model.config.max_context)
+        check_memory(request, self._segments.layout, self._segments.tier_statistics())
+        need = need_of(request, self._fingerprint)
+        waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
+        self._next_id += 1
+        self._waiting.append(waiting)
+        self._report()
+        return waiting.id
+
+    def step(self) -> list[Event]:
+        """Start what has room, then advance one running sequence by a chunk or a token.
+
+        An error that belongs to one request becomes its `Failed`. Any other exception, such as KeyboardInterrupt,
+        ends the sequence that was running, which then holds nothing, and goes on to the caller.
+        """
+        events = self._step()
+        events, self._unclaimed = self._unclaimed + events, []
+        return events
+
+    def cancel(self, request_id: RequestId) -> Finished | None:
+        """End a request now and give back all that it holds; its whole blocks stay for reuse.
+
+        Returns:
+            The last event of the request, which no step reports any more; None when it is unknown or has ended.
+        """
+        finished = self._cancel_waiting(request_id) or self._cancel_running(request_id)
+        if finished is not None and request_id in self._streams:
+            self._streams[request_id].append(finished)
+        return finished
+
+    def generate(self, request: Request) -> Generator[Event]:
+        """Events of one request until it has finished; other requests go on beside it.
+
+        The request is submitted when the first event is asked for. Leaving the iterator early cancels it.
+
+        Raises:
+            H3Error: what `submit` raises, or the error with which the request failed.
+        """
+        request_id = self.submit(request)
+        inbox = self._streams[request_id] = deque()
+        try:
+            while True:
+                while not inbox:
+                    self._dispatch(self._step())
+                event = inbox.popleft()
+                if isinstance(event, Failed):
+                    raise event.error
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self.cancel(request_id)
+            del self._streams[request_id]
+            self._events = [event for event in self._events if event.request != request_id]
+
+    def close(self) -> None:
+        """Cancel everything. The store may be closed afterwards."""
+        request_ids = [waiting.id for waiting in self._waiting] + [sequence.id for sequence in self._running]
+        for request_id in request_ids:
+            self.cancel(request_id)
+
+    def evict_cached(self) -> int:
+        """Give up all KV that no running request uses. Returns the number of segments."""
+        evicted = self._segments.evict_all()
+        self._may_admit = True
+        self._report()
+        return evicted
+
+    def check_integrity(self) -> None:
+        """Assert that pins and room belong to running sequences or to the cache."""
+        self._segments.check_integrity()
+        pins = self._segments.statistics().pins
+        held = sum(sequence.kv.pins for sequence in self._running)
+        assert pins == held, f"{pins} pins, but running sequences hold {held}"
+
+    def _step(self) -> list[Event]:
+        self._segments.poll()
+        self._admit()
+        if self._running:
+            sequence = self._running[0]
+            self._running.rotate(-1)
+            self._advance(sequence)
+        events, self._events = self._events, []
+        return events
+
+    def _admit(self) -> None:
+        """Start waiting requests in order, as long as there is room for the first."""
+        while self._waiting and self._may_admit:
+            waiting = self._waiting[0]
+            try:
+                kv = open_kv(
+                    waiting.need,
+                    self._directory,
+                    self._segments,
+                    kernels=self._kernels,
+                    is_alone=not self._running,
+                )
+            except TierFullError as error:
+                if self._running or not self._segments.is_settled:
+                    # One of them will end and give room back, or a seal will, which can then be evicted.
+                    self._may_admit = not self._segments.is_settled
+                    return
+                self._waiting.popleft()
+                self._fail(waiting.id, error)
+            else:
+                self._waiting.popleft()
+                self._start(waiting, kv)
+
+    def _start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
+        sequence = Sequence(
+            waiting.id,
+            waiting.request,
+            kv,
+            vocabulary=self._vocabulary,
+            submitted_ns=waiting.submitted_ns,
+            started_ns=self._clock.now_ns(),
+        )
+        self._running.append(sequence)
+        self._reporter.started(sequence.statistics())
+        self._report()
+
+    def _advance(self, sequence: Sequence) -> None:
+        """One step of one sequence; what ends it is turned into its last event."""
+        before = sequence.kv.cache.tokens
+        try:
+            events = sequence.step(
+                self._model, self._clock, chunk_tokens=self._config.chunk_tokens, device=self._device
+            )
+            self._reporter.stepped(
+                prefill_tokens=max(min(sequence.kv.cache.tokens, sequence.prompt_tokens) - before, 0),
+                decode_tokens=sum(isinstance(event, TokenGenerated) for event in events),
+            )
+        except H3Error as error:
+            self._end(sequence)
+            self._fail(sequence.id, error)
+            return
+        except BaseException:
+            self._end(sequence)
+            self._events.append(self._finish(sequence.id, FinishReason.CANCELLED, sequence.statistics()))
+            raise
+        self._events += events
+        if sequence.finish_reason is not None:
+            self._end(sequence)
+            self._events.append(self._finish(sequence.id, sequence.finish_reason, sequence.statistics()))
+
+    def _cancel_waiting(self, request_id: RequestId) -> Finished | None:
+        waiting = next((waiting for waiting in self._waiting if waiting.id == request_id), None)
+        if waiting is None:
+            return None
+        self._waiting.remove(waiting)
+        self._may_admit = True
+        self._report()
+        statistics = waiting.statistics(self._clock.now_ns(), self._segments.tier)
+        return self._finish(request_id, FinishReason.CANCELLED, statistics)
+
+    def _cancel_running(self, request_id: RequestId) -> Finished | None:
+        sequence = next((sequence for sequence in self._running if sequence.id == request_id), None)
+        if sequence is None:
+            return None
+        self._end(sequence)
+        return self._finish(request_id, FinishReason.CANCELLED, sequence.statistics())
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take a sequence off and give back all that it holds."""
+        self._running.remove(sequence)
+        self._may_admit = True
+        sequence.kv.close(sequence.tokens)
+        self._report()
+
+    def _finish(self, request_id: RequestId, reason: FinishReason, statistics: RequestStatistics) -> Finished:
+        self._reporter.ended(reason, statistics)
+        return Finished(request_id, reason, statistics)
+
+    def _fail(self, request_id: RequestId, error: H3Error) -> None:
+        self._reporter.ended(error.reason, None)
+        self._events.append(Failed(request_id, error))
+
+    def _dispatch(self, events: list[Event]) -> None:
+        """Sort events into the streams that wait for them."""
+        for event in events:
+            self._streams.get(event.request, self._unclaimed).append(event)
+
+    def _report(self) -> None:
+        self._reporter.occupancy(self._segments.tier_statistics(), self._segments.statistics())
+        self._reporter.requests(running=len(self._running), waiting=len(self._waiting))

@@ -1,0 +1,54 @@
+"""What the engine tells telemetry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from h3kv.core.ports import Telemetry
+from h3kv.core.types import StoreStatistics
+from h3kv.engine.events import RequestStatistics
+from h3kv.engine.segments import SegmentStatistics
+from h3kv.telemetry import names
+
+NS_PER_S: Final = 1_000_000_000
+
+
+class Reporter:
+    """Turns what happens to requests into the metrics of `telemetry.names`."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def occupancy(self, tier: StoreStatistics, segments: SegmentStatistics) -> None:
+        """Room was taken or given back."""
+        self._telemetry.gauge(names.TIER_CAPACITY, tier.capacity_bytes, tier=tier.tier)
+        self._telemetry.gauge(names.TIER_USED, tier.used_bytes, tier=tier.tier)
+        self._telemetry.gauge(names.TIER_PINNED, segments.pinned_bytes, tier=tier.tier)
+        self._telemetry.gauge(names.SEGMENTS_CACHED, segments.sealed)
+
+    def requests(self, *, running: int, waiting: int) -> None:
+        """A request came, started or ended."""
+        self._telemetry.gauge(names.REQUESTS_IN_FLIGHT, running)
+        self._telemetry.gauge(names.REQUESTS_WAITING, waiting)
+
+    def started(self, statistics: RequestStatistics) -> None:
+        """A request got its room."""
+        for tier, tokens in statistics.cached_tokens.items():
+            self._telemetry.count(names.PREFIX_HIT_TOKENS, tokens, tier=tier)
+
+    def stepped(self, *, prefill_tokens: int, decode_tokens: int) -> None:
+        """A sequence advanced."""
+        if prefill_tokens:
+            self._telemetry.count(names.PREFILL_TOKENS, prefill_tokens)
+        if decode_tokens:
+            self._telemetry.count(names.DECODE_TOKENS, decode_tokens)
+
+    def ended(self, reason: str, statistics: RequestStatistics | None) -> None:
+        """A request ended; statistics of one that ran."""
+        self._telemetry.count(names.REQUESTS, reason=reason)
+        if statistics is None:
+            return
+        if statistics.time_to_first_token_ns is not None:
+            self._telemetry.observe(names.TTFT, statistics.time_to_first_token_ns / NS_PER_S)
+        for duration_ns in statistics.inter_token_ns:
+            self._telemetry.observe(names.ITL, duration_ns / NS_PER_S)

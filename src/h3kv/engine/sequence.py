@@ -1,0 +1,137 @@
+"""One request while it runs: a prompt that is read in chunks, then an answer that grows by tokens.
+
+Shapes: T tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from h3kv.core.ports import Clock
+from h3kv.engine.detokenizer import Detokenizer
+from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
+from h3kv.engine.request import Request, RequestId
+from h3kv.engine.sampling import Sampler
+from h3kv.engine.sequence_kv import SequenceKv
+from h3kv.engine.stopping import FinishReason, StopRule
+from h3kv.models.config import ModelConfig
+from h3kv.models.decoder import KvCache
+
+
+class LanguageModel(Protocol):
+    """What the engine needs of `models.decoder.Decoder`."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes and limits."""
+        ...
+
+    def forward(self, token_ids_T: Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]) -> Tensor:
+        """See `Decoder.forward`."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """What the engine needs of `models.tokenizer.Tokenizer`."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens with which the model ends a text."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """UTF-8 bytes of a token, perhaps parts of characters."""
+        ...
+
+
+class Sequence:
+    """Advances by one chunk or one token at a time. Its owner closes `kv` when it ended.
+
+    Args:
+        request_id: of the request.
+        request: checked.
+        kv: with room for prompt and answer.
+        vocabulary: gives text and end tokens.
+        submitted_ns: when the request came, on the clock of `step`.
+        started_ns: when it got its room.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        request: Request,
+        kv: SequenceKv,
+        *,
+        vocabulary: Vocabulary,
+        submitted_ns: int,
+        started_ns: int,
+    ) -> None:
+        self.id = request_id
+        self.kv = kv
+        self.tokens = list(request.prompt)
+        self.finish_reason: FinishReason | None = None
+        self.prompt_tokens = len(request.prompt)
+        self._cached_tokens = sum(kv.reused_tokens.values())
+        self._sampler = Sampler(request.sampling)
+        self._stop_rule = StopRule(request.sampling, vocabulary.eos_ids)
+        self._detokenizer = Detokenizer(vocabulary.token_bytes, request.sampling.stop)
+        self._submitted_ns = submitted_ns
+        self._started_ns = started_ns
+        self._prefill_ns = 0
+        self._token_times_ns: list[int] = []
+
+    def step(self, model: LanguageModel, clock: Clock, *, chunk_tokens: int, device: torch.device) -> list[Event]:
+        """Read the next chunk of the prompt, or generate the next token.
+
+        Chunks end at multiples of `chunk_tokens` from the start of the prompt, wherever the first one begins: a prompt
+        that was partly found is cut as one that was not.
+        """
+        start = self.kv.cache.tokens
+        is_prefill = start < self.prompt_tokens
+        end = min(self.prompt_tokens, (start // chunk_tokens + 1) * chunk_tokens) if is_prefill else start + 1
+        is_last = end >= self.prompt_tokens
+        assert end <= len(self.tokens), "an ended sequence was stepped"
+        began_ns = clock.now_ns()
+        ids_T = torch.tensor(self.tokens[start:end], dtype=torch.int64, device=device)
+        logits = model.forward(ids_T, self.kv.cache, logits="last" if is_last else "none")
+        token = self._sampler.choose(logits[-1]) if is_last else None
+        ended_ns = clock.now_ns()
+        self.kv.seal_full(self.tokens)
+        events: list[Event] = []
+        if is_prefill:
+            self._prefill_ns += ended_ns - began_ns
+            events.append(PrefillProgress(self.id, end, self._cached_tokens, self.prompt_tokens))
+        if token is not None:
+            self._token_times_ns.append(ended_ns)
+            events.append(self._accept(token))
+        return events
+
+    def statistics(self) -> RequestStatistics:
+        """Counts and times so far."""
+        times_ns = self._token_times_ns
+        return RequestStatistics(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.kv.reused_tokens,
+            generated_tokens=len(self.tokens) - self.prompt_tokens,
+            waiting_ns=self._started_ns - self._submitted_ns,
+            prefill_ns=self._prefill_ns,
+            time_to_first_token_ns=times_ns[0] - self._submitted_ns if times_ns else None,
+            inter_token_ns=tuple(after - before for before, after in itertools.pairwise(times_ns)),
+        )
+
+    def _accept(self, token: int) -> TokenGenerated:
+        """Take the newest token into the answer, and see whether it is the last."""
+        self.tokens.append(token)
+        text = "" if self._stop_rule.is_end_token(token) else self._detokenizer.push(token)
+        self.finish_reason = self._stop_rule.check(
+            token,
+            generated=len(self.tokens) - self.prompt_tokens,
+            stop_string_found=self._detokenizer.stopped,
+        )
+        if self.finish_reason is not None:
+            text += self._detokenizer.finish()
+        return TokenGenerated(self.id, token, text)

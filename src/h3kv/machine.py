@@ -1,0 +1,129 @@
+"""What this process may use of the machine: cores and memory, with affinity and container limits respected.
+
+Reads /proc, /sys and the cgroup files, version 2 and version 1. All functions take the root of the file system, so that
+a test can lay out a machine of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The share of the machine that this process has, at one moment."""
+
+    cpus: int
+    """Logical processors that the scheduler lets us run on."""
+    cores: int
+    """Physical cores among them, no more than the container's quota of processor time pays for. At least 1."""
+    memory_total_bytes: int
+    """Main memory, or the container's limit where that is lower."""
+    memory_available_bytes: int
+    """What can be allocated now without swapping, within every limit."""
+
+
+def detect(root: Path = ROOT, *, cpus: frozenset[int] | None = None) -> Machine:
+    """The machine as it is now.
+
+    Args:
+        root: where /proc and /sys are found.
+        cpus: logical processors that may be used; the scheduler is asked where None.
+    """
+    allowed = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
+    quota = _cpu_quota(root)
+    cores = _physical_cores(root, allowed)
+    limits = [_memory_info(root), *_memory_limits(root)]
+    return Machine(
+        cpus=len(allowed),
+        cores=max(1, cores if quota is None else min(cores, int(quota))),
+        memory_total_bytes=min(total for total, _ in limits),
+        memory_available_bytes=max(0, min(available for _, available in limits)),
+    )
+
+
+def _physical_cores(root: Path, cpus: frozenset[int]) -> int:
+    """Hyper-threads of one core share its vector units, so they count once."""
+    cores = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        package, core = _text(topology / "physical_package_id"), _text(topology / "core_id")
+        cores.add((package, core) if package and core else ("cpu", str(cpu)))
+    return len(cores)
+
+
+def _memory_info(root: Path) -> tuple[int, int]:
+    """Total and available bytes of the whole machine."""
+    sizes = {}
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        sizes[name] = int(rest.split()[0]) * 1024
+    return sizes["MemTotal"], sizes["MemAvailable"]
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and bytes left below it, for each memory cgroup that holds this process."""
+    for folder in _cgroups(root, "memory"):
+        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+        if limit is not None:
+            yield limit, limit - used + _reclaimable(folder)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files in the cache that the kernel drops before it refuses memory."""
+    for line in (_text(folder / "memory.stat") or "").splitlines():
+        name, _, amount = line.partition(" ")
+        if name in {"inactive_file", "total_inactive_file"}:
+            return int(amount)
+    return 0
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Processors' worth of time that the tightest cgroup grants; None without a quota."""
+    quotas = []
+    for folder in _cgroups(root, "cpu"):
+        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
+        if not quota:
+            quota = _text(folder / "cpu.cfs_quota_us") or "max"
+            period = _text(folder / "cpu.cfs_period_us") or "100000"
+        if quota.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the cgroups that bind this process: its own and all above it.
+
+    A line of /proc/self/cgroup is `number:controllers:path`, with no controllers for version 2. Inside a container the
+    path is often that of the host; the mount then shows the container's own group as its root.
+    """
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        group = mount / path.lstrip("/")
+        while group != mount:
+            if group.is_dir():
+                yield group
+            group = group.parent
+        yield mount
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    """A count in a file; None for a missing file and for `max`."""
+    text = _text(path)
+    return int(text) if text is not None and text.isdigit() else None

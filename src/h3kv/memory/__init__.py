@@ -1,0 +1,1 @@
+"""Room and bytes: who owns which blocks, and where they lie."""

@@ -1,0 +1,65 @@
+"""Every metric that this version emits, declared once. Units and label names follow Prometheus."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Kind(enum.StrEnum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One declared metric."""
+
+    name: str
+    kind: Kind
+    unit: str
+    """Base unit, or what is counted."""
+    labels: tuple[str, ...]
+    sentence: str
+
+
+TIER_CAPACITY: Final = "h3_tier_capacity_bytes"
+TIER_USED: Final = "h3_tier_used_bytes"
+TIER_PINNED: Final = "h3_tier_pinned_bytes"
+SEGMENTS_CACHED: Final = "h3_segments_cached"
+EVICTED_SEGMENTS: Final = "h3_evicted_segments_total"
+FAILED_SEALS: Final = "h3_failed_seals_total"
+REQUESTS_IN_FLIGHT: Final = "h3_requests_in_flight"
+REQUESTS_WAITING: Final = "h3_requests_waiting"
+REQUESTS: Final = "h3_requests_total"
+PREFILL_TOKENS: Final = "h3_prefill_tokens_total"
+PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
+DECODE_TOKENS: Final = "h3_decode_tokens_total"
+TTFT: Final = "h3_time_to_first_token_seconds"
+ITL: Final = "h3_inter_token_seconds"
+
+_DECLARED = (
+    Metric(TIER_CAPACITY, Kind.GAUGE, "bytes", ("tier",), "Cap of a tier, rounded down to whole units."),
+    Metric(TIER_USED, Kind.GAUGE, "bytes", ("tier",), "Reserved bytes of a tier, running and cached together."),
+    Metric(TIER_PINNED, Kind.GAUGE, "bytes", ("tier",), "Bytes of a tier that eviction may not take now."),
+    Metric(SEGMENTS_CACHED, Kind.GAUGE, "segments", (), "Sealed segments that a prompt can reuse."),
+    Metric(EVICTED_SEGMENTS, Kind.COUNTER, "segments", ("tier",), "Segments given up to make room."),
+    Metric(FAILED_SEALS, Kind.COUNTER, "segments", ("tier",), "Segments that were not shared because a move failed."),
+    Metric(REQUESTS_IN_FLIGHT, Kind.GAUGE, "requests", (), "Requests that hold room for their worst case."),
+    Metric(REQUESTS_WAITING, Kind.GAUGE, "requests", (), "Requests that wait for room."),
+    Metric(REQUESTS, Kind.COUNTER, "requests", ("reason",), "Ended requests by finish reason or error reason."),
+    Metric(PREFILL_TOKENS, Kind.COUNTER, "tokens", (), "Prompt tokens that were computed."),
+    Metric(PREFIX_HIT_TOKENS, Kind.COUNTER, "tokens", ("tier",), "Prompt tokens that were found, by where they lay."),
+    Metric(DECODE_TOKENS, Kind.COUNTER, "tokens", (), "Generated tokens."),
+    Metric(TTFT, Kind.HISTOGRAM, "seconds", (), "From submission to the first token."),
+    Metric(ITL, Kind.HISTOGRAM, "seconds", (), "From one token of an answer to the next."),
+)
+
+METRICS: Final = {metric.name: metric for metric in _DECLARED}
+"""All metrics by name."""
+
+assert len(METRICS) == len(_DECLARED), "a metric is declared twice"

@@ -1,0 +1,168 @@
+"""A store of slabs in a dict: obvious, slow, and late. The reference for the conformance suite."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
+from h3kv.core.layout import SlabLayout
+from h3kv.core.types import Completion, Move, SlabKey, SlotHandle, StoreStatistics, Tier
+from h3kv.memory.buddy import extent_class
+
+
+@dataclass
+class _Slot:
+    handle: SlotHandle
+    memory: bytearray
+    slab: SlabKey | None = None
+
+
+class FakeStore:
+    """Satisfies `BlockStore`. Each slot is a bytearray of its own and no slot number is used twice.
+
+    Args:
+        layout: sizes of blocks.
+        capacity_blocks: cap, counted in extent classes.
+        latency_polls: how many calls of `poll` a move needs to end; 1 ends it in the next call.
+    """
+
+    tier = Tier.DEVICE
+
+    def __init__(self, layout: SlabLayout, *, capacity_blocks: int, latency_polls: int = 1) -> None:
+        self._layout = layout
+        self._capacity_blocks = capacity_blocks
+        self._latency_polls = latency_polls
+        self._slots: dict[int, _Slot] = {}
+        self._next_slot = 0
+        self._in_flight: list[tuple[int, Move]] = []
+        self._visible: dict[SlabKey, SlotHandle] = {}
+        self._polls = 0
+        self._moves_total = 0
+        self._bytes_moved_total = 0
+        self._closed = False
+
+    def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
+        """See `BlockStore.reserve`."""
+        self._check_open()
+        needed = sum(map(extent_class, blocks))
+        free = self._capacity_blocks - self._used_blocks()
+        if needed > free:
+            raise TierFullError(
+                f"{needed} blocks do not fit into {free}: release something first",
+                tier=self.tier,
+                needed_bytes=self._layout.size_bytes(needed),
+                free_bytes=self._layout.size_bytes(free),
+            )
+        return [self._open_slot(extent_class(size)) for size in blocks]
+
+    def address(self, handle: SlotHandle) -> int:
+        """See `BlockStore.address`."""
+        memory = self._slot(handle).memory
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
+        """See `BlockStore.shrink`."""
+        slot = self._slot(handle)
+        if slot.slab is not None:
+            raise SlabBusyError("the slab has been submitted", key=slot.slab)
+        size = extent_class(blocks)
+        assert size <= handle.blocks
+        if size != handle.blocks:
+            slot.handle = SlotHandle(handle.tier, handle.slot, size, handle.generation + 1)
+        return slot.handle
+
+    def submit(self, moves: Sequence[Move]) -> None:
+        """See `BlockStore.submit`."""
+        self._check_open()
+        busy = {slot.slab for slot in self._slots.values()} | {move.key for _, move in self._in_flight}
+        targets = [self._slot(move.target) for move in moves]
+        for move, slot in zip(moves, targets, strict=True):
+            if move.key in busy or slot.slab is not None:
+                raise SlabBusyError(f"slab {move.key} or its slot is taken", key=move.key)
+        if len({move.key for move in moves}) < len(moves) or len({slot.handle.slot for slot in targets}) < len(moves):
+            raise SlabBusyError("a key or a slot comes twice", key=moves[0].key)
+        for move, slot in zip(moves, targets, strict=True):
+            if move.source is not None:
+                slot.memory[: move.source.nbytes] = move.source
+            slot.slab = move.key
+            self._in_flight.append((self._polls + self._latency_polls, move))
+
+    def poll(self) -> list[Completion]:
+        """See `BlockStore.poll`."""
+        self._check_open()
+        self._polls += 1
+        due = [move for end, move in self._in_flight if end <= self._polls]
+        self._in_flight = [(end, move) for end, move in self._in_flight if end > self._polls]
+        return [Completion(move, self._end(move)) for move in due]
+
+    def lookup(self, key: SlabKey) -> SlotHandle | None:
+        """See `BlockStore.lookup`."""
+        self._check_open()
+        return self._visible.get(key)
+
+    def release(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.release`."""
+        self._check_open()
+        slots = [self._slot(handle) for handle in handles]
+        if len({slot.handle.slot for slot in slots}) < len(slots):
+            raise StaleHandleError("a slot comes twice")
+        for slot in slots:
+            if slot.slab is not None:
+                self._visible.pop(slot.slab, None)
+            del self._slots[slot.handle.slot]
+
+    def statistics(self) -> StoreStatistics:
+        """See `BlockStore.statistics`."""
+        return StoreStatistics(
+            tier=self.tier,
+            capacity_bytes=self._layout.size_bytes(self._capacity_blocks),
+            used_bytes=self._layout.size_bytes(self._used_blocks()),
+            slabs_visible=len(self._visible),
+            moves_total=self._moves_total,
+            bytes_moved_total=self._bytes_moved_total,
+        )
+
+    def check_integrity(self) -> None:
+        """See `BlockStore.check_integrity`."""
+        assert self._used_blocks() <= self._capacity_blocks
+        for key, handle in self._visible.items():
+            assert self._slots[handle.slot].slab == key
+            assert self._slots[handle.slot].handle == handle
+
+    def close(self) -> None:
+        """See `BlockStore.close`."""
+        self._closed = True
+        self._slots.clear()
+        self._visible.clear()
+        self._in_flight.clear()
+
+    def _end(self, move: Move) -> StaleHandleError | None:
+        slot = self._slots.get(move.target.slot)
+        if slot is None or slot.handle != move.target:
+            return StaleHandleError("the slot was released while its move was in flight")
+        self._visible[move.key] = move.target
+        self._moves_total += 1
+        self._bytes_moved_total += 0 if move.source is None else move.source.nbytes
+        return None
+
+    def _open_slot(self, size: int) -> SlotHandle:
+        handle = SlotHandle(self.tier, self._next_slot, size, generation=0)
+        self._slots[handle.slot] = _Slot(handle, bytearray(self._layout.size_bytes(size)))
+        self._next_slot += 1
+        return handle
+
+    def _slot(self, handle: SlotHandle) -> _Slot:
+        self._check_open()
+        slot = self._slots.get(handle.slot)
+        if slot is None or slot.handle != handle:
+            raise StaleHandleError(f"slot {handle.slot} was released or shrunk: look the slab up again")
+        return slot
+
+    def _used_blocks(self) -> int:
+        return sum(slot.handle.blocks for slot in self._slots.values())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TierClosedError("the fake store was closed", tier=self.tier)

@@ -1,0 +1,1 @@
+"""Stores of slabs, one class per tier, behind the port `core.ports.BlockStore`."""

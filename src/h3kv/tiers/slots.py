@@ -1,0 +1,92 @@
+"""Slots with generations: which extents of a store are reserved, and whether a handle still means what it meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from h3kv.core.errors import StaleHandleError
+from h3kv.core.types import SlotHandle, Tier
+from h3kv.memory.buddy import BuddyAllocator, extent_class
+
+
+class SlotTable:
+    """Hands out slots of one store and refuses handles whose slot has moved on. Not thread-safe."""
+
+    def __init__(self, tier: Tier, *, units: int) -> None:
+        self._tier = tier
+        self._room = BuddyAllocator(units)
+        # Index: offset in blocks. A generation counts how often a slot at that offset was released or shrunk.
+        self._generations = [0] * self._room.capacity_blocks
+        self._owned: dict[int, SlotHandle] = {}
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that slots hold now, rounding to classes included."""
+        return self._room.used_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no slot holds. They may lie apart."""
+        return self._room.free_blocks
+
+    def reserve(self, blocks: Sequence[int]) -> list[SlotHandle] | None:
+        """One slot for each size, or None when not all of them fit; then nothing was taken."""
+        offsets: list[int] = []
+        for size in blocks:
+            offset = self._room.allocate(size)
+            if offset is None:
+                for taken in offsets:
+                    self._room.release(taken)
+                return None
+            offsets.append(offset)
+        return [self._hand_out(offset, extent_class(size)) for offset, size in zip(offsets, blocks, strict=True)]
+
+    def validate(self, handle: SlotHandle) -> None:
+        """Raise StaleHandleError unless the handle owns its slot now."""
+        if self._owned.get(handle.slot) != handle:
+            raise StaleHandleError(
+                f"{handle.tier} slot {handle.slot} (generation {handle.generation}, {handle.blocks} blocks) was "
+                "released or shrunk: look the slab up again"
+            )
+
+    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
+        """Handle of the slot after its tail was given back; the same handle when its class stays.
+
+        Raises:
+            StaleHandleError: the handle does not own its slot.
+        """
+        self.validate(handle)
+        size = extent_class(blocks)
+        if size == handle.blocks:
+            return handle
+        self._room.shrink(handle.slot, size)
+        self._generations[handle.slot] += 1
+        return self._hand_out(handle.slot, size)
+
+    def release(self, handles: Sequence[SlotHandle]) -> None:
+        """Give slots back.
+
+        Raises:
+            StaleHandleError: a handle does not own its slot, or comes twice. Nothing was given back.
+        """
+        for handle in handles:
+            self.validate(handle)
+        if len({handle.slot for handle in handles}) != len(handles):
+            raise StaleHandleError("a slot was named twice in one release")
+        for handle in handles:
+            del self._owned[handle.slot]
+            self._generations[handle.slot] += 1
+            self._room.release(handle.slot)
+
+    def check_integrity(self) -> None:
+        """Assert that every block is free or belongs to exactly one slot."""
+        self._room.check_integrity()
+        assert sum(handle.blocks for handle in self._owned.values()) == self._room.used_blocks
+        for slot, handle in self._owned.items():
+            assert handle.slot == slot
+            assert handle.generation == self._generations[slot], f"slot {slot} has two generations"
+
+    def _hand_out(self, offset: int, size: int) -> SlotHandle:
+        handle = SlotHandle(tier=self._tier, slot=offset, blocks=size, generation=self._generations[offset])
+        self._owned[offset] = handle
+        return handle

@@ -1,0 +1,131 @@
+"""A node put together from a loaded model, as users open it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from h3kv.core.errors import ConfigError, TierClosedError
+from h3kv.core.types import DType
+from h3kv.engine.engine import EngineConfig
+from h3kv.engine.events import Finished, TokenGenerated
+from h3kv.engine.fingerprint import fingerprint_of
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.models.config import ModelConfig
+from h3kv.models.loader import LoadedModel
+from h3kv.models.rope import RopeKind, RopeScaling
+from h3kv.models.tokenizer import Tokenizer
+from h3kv.models.weights import load_weights
+from h3kv.node import Node
+from h3kv.testing.engines import CONFIG, RandomWeights, one_thread
+from h3kv.testing.tiny_models import TURN_END, byte_tokenizer
+from h3kv.tiers.device import DeviceStoreConfig
+
+STORE = DeviceStoreConfig(capacity_bytes=8 << 20)
+
+
+def loaded(
+    config: ModelConfig = CONFIG, *, dtype: DType = DType.FP32, seed: int = 0, device: str = "cpu"
+) -> LoadedModel:
+    backend = byte_tokenizer()
+    config = dataclasses.replace(config, vocabulary_size=backend.get_vocab_size())
+    weights = load_weights(config, RandomWeights(config, seed=seed), dtype=dtype, device=torch.device(device))
+    tokenizer = Tokenizer(
+        backend,
+        eos_ids=frozenset({backend.token_to_id(TURN_END)}),
+        special_tokens={"eos_token": TURN_END},
+        chat_template=None,
+        path="tiny",
+    )
+    return LoadedModel(Path("tiny"), config, weights, tokenizer)
+
+
+def ask(node: Node, text: str) -> tuple[str, Finished]:
+    prompt = tuple(node.tokenizer.encode(text))
+    answer = ""
+    for event in node.engine.generate(Request(prompt=prompt, sampling=SamplingParameters(max_new_tokens=8))):
+        if isinstance(event, TokenGenerated):
+            answer += event.text
+        if isinstance(event, Finished):
+            return answer, event
+    pytest.fail("no finish")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(DType))
+# 24 is no multiple of 16 lanes: such heads are served in plain torch.
+@pytest.mark.parametrize("head_dim", [16, 24])
+def test_node_answers_and_reuses_the_document(dtype: DType, head_dim: int) -> None:
+    with one_thread():
+        model = loaded(dataclasses.replace(CONFIG, head_dim=head_dim), dtype=dtype)
+        document = "All work and no play. " * 20
+        with Node.open(model, store=STORE, engine=EngineConfig(chunk_tokens=128)) as node:
+            first, _ = ask(node, document + "Why?")
+            again, finished = ask(node, document + "Why?")
+            assert again == first
+            assert finished.statistics.cached_tokens_total == 384
+            node.check_integrity()
+            assert 0 < node.statistics().used_bytes <= node.statistics().capacity_bytes
+        with pytest.raises(TierClosedError):
+            ask(node, document)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_node_on_a_gpu_answers_as_one_on_the_processor() -> None:
+    document = "All work and no play. " * 20
+    with Node.open(loaded(), store=STORE) as node:
+        expected, _ = ask(node, document + "Why?")
+    config = DeviceStoreConfig(capacity_bytes=STORE.capacity_bytes, device="cuda:0")
+    with Node.open(loaded(device="cuda:0"), store=config) as node:
+        assert [ask(node, document + "Why?")[0] for _ in range(2)] == [expected] * 2
+        node.check_integrity()
+
+
+def test_model_and_store_on_two_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="put both on one device"):
+        Node.open(loaded(), store=DeviceStoreConfig(capacity_bytes=STORE.capacity_bytes, device="meta"))
+
+
+def test_closing_a_node_cancels_and_closing_again_does_nothing() -> None:
+    node = Node.open(loaded(), store=STORE)
+    node.engine.submit(Request(prompt=(1, 2, 3)))
+    node.engine.step()
+    node.close()
+    node.close()
+
+
+def test_cap_below_one_unit_is_refused_when_the_node_opens() -> None:
+    with pytest.raises(ConfigError, match="below one unit"):
+        Node.open(loaded(), store=DeviceStoreConfig(capacity_bytes=1000))
+
+
+@pytest.mark.parametrize("chunk_tokens", [0, 63, 100])
+def test_chunks_are_whole_blocks(chunk_tokens: int) -> None:
+    with pytest.raises(ConfigError, match="multiple of 64"):
+        EngineConfig(chunk_tokens=chunk_tokens)
+
+
+def fingerprint(model: LoadedModel, dtype: DType = DType.FP32, kernels: str = "native") -> bytes:
+    return fingerprint_of(model, dtype=dtype, kernels=kernels).digest()
+
+
+def test_fingerprint_is_made_from_content() -> None:
+    assert fingerprint(loaded()) == fingerprint(loaded())
+    stretched = dataclasses.replace(CONFIG, rope=RopeScaling(kind=RopeKind.LINEAR, factor=2.0))
+    others = [
+        fingerprint(loaded(seed=1)),
+        fingerprint(loaded(stretched)),
+        fingerprint(loaded(dataclasses.replace(CONFIG, rope_theta=20_000.0))),
+        fingerprint(loaded(dtype=DType.BF16), DType.BF16),
+        fingerprint(loaded(), kernels="torch"),
+    ]
+    assert len({fingerprint(loaded()), *others}) == 6
+
+
+def test_one_changed_weight_changes_the_fingerprint() -> None:
+    changed = loaded()
+    with torch.no_grad():
+        changed.weights.layers[1].down.weight[3, 5] += 1e-3
+    assert fingerprint(changed) != fingerprint(loaded())

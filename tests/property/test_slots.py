@@ -1,0 +1,111 @@
+"""The device store against the fake one: the same calls, the same answers, for any order of them."""
+
+import ctypes
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from h3kv.core.errors import SlabBusyError, StaleHandleError, TierFullError
+from h3kv.core.layout import PageLayout, SlabLayout
+from h3kv.core.types import DType, Move, SegmentId, SlabKey, SlotHandle
+from h3kv.testing.fake_store import FakeStore
+from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
+
+LAYOUT = SlabLayout(PageLayout(dtype=DType.FP32, head_dim=16), kv_heads=1)
+KEYS = st.builds(SlabKey, st.integers(1, 4).map(SegmentId), st.integers(0, 1))
+SIZES = st.integers(1, 16)
+
+Pair = tuple[SlotHandle, SlotHandle]
+"""One slot in both stores: of the device store, of the fake one."""
+
+
+class Slots(RuleBasedStateMachine):
+    live = Bundle("live")
+    stale = Bundle("stale")
+
+    @initialize(units=st.integers(1, 3))
+    def start(self, units: int) -> None:
+        self.store = DeviceStore(LAYOUT, DeviceStoreConfig(capacity_bytes=LAYOUT.size_bytes(16 * units)))
+        self.fake = FakeStore(LAYOUT, capacity_blocks=16 * units)
+        self.content: dict[Pair, int] = {}
+        self.marks = 0
+
+    @rule(target=live, sizes=st.lists(SIZES, max_size=4))
+    def reserve(self, sizes: list[int]) -> object:
+        try:
+            handles = self.store.reserve(sizes)
+        except TierFullError:
+            # Room in pieces: the fake one, which has none, may still have succeeded.
+            return multiple()
+        pairs = list(zip(handles, self.fake.reserve(sizes), strict=True))
+        for handle, fake in pairs:
+            self.marks += 1
+            self.content[handle, fake] = self.marks % 256
+            ctypes.memset(self.store.address(handle), self.marks % 256, LAYOUT.size_bytes(handle.blocks))
+        return multiple(*pairs)
+
+    @rule(target=stale, pair=consumes(live))
+    def release(self, pair: Pair) -> Pair:
+        self.store.release([pair[0]])
+        self.fake.release([pair[1]])
+        del self.content[pair]
+        return pair
+
+    @rule(target=live, pair=consumes(live), blocks=SIZES)
+    def shrink(self, pair: Pair, blocks: int) -> Pair:
+        if blocks > pair[0].blocks:
+            return pair
+        try:
+            shrunk = self.store.shrink(pair[0], blocks)
+        except SlabBusyError:
+            with pytest.raises(SlabBusyError):
+                self.fake.shrink(pair[1], blocks)
+            return pair
+        new = (shrunk, self.fake.shrink(pair[1], blocks))
+        self.content[new] = self.content.pop(pair)
+        return new
+
+    @rule(key=KEYS, pair=live)
+    def submit(self, key: SlabKey, pair: Pair) -> None:
+        try:
+            self.store.submit([Move(key, pair[0], None)])
+        except SlabBusyError:
+            with pytest.raises(SlabBusyError):
+                self.fake.submit([Move(key, pair[1], None)])
+        else:
+            self.fake.submit([Move(key, pair[1], None)])
+
+    @rule()
+    def poll(self) -> None:
+        ended = [(each.move.key, type(each.error)) for each in self.store.poll()]
+        assert ended == [(each.move.key, type(each.error)) for each in self.fake.poll()]
+
+    @rule(key=KEYS)
+    def lookup(self, key: SlabKey) -> None:
+        found, expected = self.store.lookup(key), self.fake.lookup(key)
+        assert (found is None) == (expected is None)
+        assert found is None or (found, expected) in self.content
+
+    @rule(pair=stale)
+    def stale_handles_are_refused(self, pair: Pair) -> None:
+        with pytest.raises(StaleHandleError):
+            self.store.address(pair[0])
+        with pytest.raises(StaleHandleError):
+            self.store.release([pair[0]])
+        with pytest.raises(StaleHandleError):
+            self.store.submit([Move(SlabKey(SegmentId(9), 0), pair[0], None)])
+
+    @invariant()
+    def both_agree_and_no_slot_was_overwritten(self) -> None:
+        self.store.check_integrity()
+        self.fake.check_integrity()
+        assert self.store.statistics() == self.fake.statistics()
+        for (handle, _), mark in self.content.items():
+            address, size_bytes = self.store.address(handle), LAYOUT.size_bytes(handle.blocks)
+            assert ctypes.string_at(address, 1) == ctypes.string_at(address + size_bytes - 1, 1) == bytes([mark])
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=50, stateful_step_count=40)

@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from h3kv.core.errors import RequestError
+from h3kv.engine.request import SEED_MAX, Request, SamplingParameters
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", 101),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_k", 0),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("seed", -1),
+        ("seed", SEED_MAX + 1),
+        ("seed", 1.0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", True),
+        ("max_new_tokens", 2.0),
+        ("stop", ("",)),
+        ("stop", ("a",) * 17),
+        ("stop", (3,)),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", ("a",)),
+    ],
+)
+def test_bad_value_is_refused_by_the_name_of_its_field(field: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParameters(**{field: value})
+    assert str(caught.value).startswith(f"{field} = {value!r}: must be")
+
+
+def test_limits_themselves_are_accepted() -> None:
+    SamplingParameters(temperature=100, top_k=1, top_p=1, min_p=0, seed=SEED_MAX, max_new_tokens=1)
+    SamplingParameters(temperature=0.5, top_p=1e-9, min_p=1.0, seed=0, stop=("a",) * 16, stop_token_ids=(0,))
+
+
+@pytest.mark.parametrize("prompt", [(), (1, 2, 10), (-1,), (1.0,), (True,)])
+def test_prompt_outside_the_vocabulary_is_refused(prompt: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        Request(prompt=prompt).check(vocabulary_size=10)
+
+
+def test_refused_prompt_names_the_place() -> None:
+    with pytest.raises(RequestError, match=r"prompt\[2\] = 10: must be a token number from 0 to 9"):
+        Request(prompt=(1, 2, 10)).check(vocabulary_size=10)

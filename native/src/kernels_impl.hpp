@@ -180,17 +180,16 @@ struct RowTile {
     }
   }
 
-  // Scales one row's scores to base 2, hides what it may not see, and gives back the largest.
+  // Hides what one row may not see, and gives back the largest score of each lane.
   Vec mask_row(const Page& page, int i, int r, int tokens) {
     const Vec hidden = fill(kNothing);
-    const Vec scale = fill(block.scale_log2);
     const int position = block.positions[row + r];
     const std::int64_t seen = static_cast<std::int64_t>(position) - page.first + 1;
     const int limit = page.positions != 0 || seen > tokens ? tokens : seen < 0 ? 0 : static_cast<int>(seen);
     Vec best = hidden;
     float* s = &scores[r][i * kPageTokens];
     for (int j = 0; j < tokens; j += kLanes) {
-      Vec x = mul(load(s + j), scale);
+      Vec x = load(s + j);
       if (limit < j + kLanes || page.positions != 0) {
         Bits keep = lanes_below(limit - j);
         if (page.positions != 0) {
@@ -200,18 +199,20 @@ struct RowTile {
           keep = both(keep, positions_at_most(p, position));
         }
         x = select(keep, x, hidden);
+        store(s + j, x);
       }
-      store(s + j, x);
       best = max(best, x);
     }
     return best;
   }
 
-  // Turns one row's scores into weights relative to the new maximum; rescales what was summed before.
+  // Turns one row's scores into weights relative to the new maximum; rescales what was summed before. Only here do
+  // scores meet the softmax scale, which is positive.
   void weigh_row(int r, float best, const int* tokens, int pages) {
     const int index = row + r;
     const float before = block.maximum[index];
-    const float now = best > before ? best : before;
+    const float scaled = best * block.scale_log2;
+    const float now = scaled > before ? scaled : before;
     if (now == kNothing) {  // nothing seen so far
       for (int i = 0; i < pages; ++i)
         for (int j = 0; j < tokens[i]; j += kLanes)
@@ -219,11 +220,12 @@ struct RowTile {
       return;
     }
     Vec total = zero();
-    const Vec origin = fill(now);
+    const Vec scale = fill(block.scale_log2);
+    const Vec origin = fill(-now);
     for (int i = 0; i < pages; ++i) {
       for (int j = 0; j < tokens[i]; j += kLanes) {
         const int at = i * kPageTokens + j;
-        const Vec w = exp2_nonpositive<E::kExpDegree>(sub(load(&scores[r][at]), origin));
+        const Vec w = exp2_nonpositive<E::kExpDegree>(fma(load(&scores[r][at]), scale, origin));
         total = add(total, w);
         E::store_weights(weights[r] + at * 4 / E::kPack, w);
       }

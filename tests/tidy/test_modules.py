@@ -9,6 +9,12 @@ from .sources import ROOT, files, imports, module_name, parsed, shown
 ENTRY_POINTS = {"h3kv", "h3kv.__main__", "h3kv.cli", "h3kv.node"}
 """Front doors: users import or run them."""
 
+ORACLES = {"h3kv.attention.reference"}
+"""Slow and plain: what tests compare with."""
+
+EXTRAS = re.compile(r"/h3kv/(?:bench|testing)/")
+"""What needs the optional requirements."""
+
 MODULE_OF = {"pyyaml": "yaml", "pydantic-settings": "pydantic_settings"}
 """Where a distribution's module is called otherwise."""
 
@@ -22,15 +28,21 @@ def test_every_module_is_imported_by_another() -> None:
     orphans = [
         name
         for name, file in modules.items()
-        if name not in ENTRY_POINTS and file.name != "__init__.py" and not users(imported.get(name, set()), name, file)
+        if not is_entry_point(name, file) and not users(imported.get(name, set()), name, file)
     ]
     assert orphans == []
+
+
+def is_entry_point(name: str, file: Path) -> bool:
+    """Packages, front doors, and what another interpreter runs as a program."""
+    return file.name == "__init__.py" or name in ENTRY_POINTS or "/bench/peers/" in file.as_posix()
 
 
 def users(importers: set[str], name: str, file: Path) -> set[str]:
     """Files that use a module. Only the test kit may live from tests alone."""
     others = importers - {shown(file)}
-    return others if name.startswith("h3kv.testing") else {path for path in others if path.startswith("src/")}
+    lives_from_tests = name.startswith("h3kv.testing") or name in ORACLES
+    return others if lives_from_tests else {path for path in others if path.startswith("src/")}
 
 
 def test_packages_say_what_they_are() -> None:
@@ -89,11 +101,12 @@ def test_declared_requirements_are_used_and_pinned() -> None:
 def test_imported_distributions_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {MODULE_OF.get(bare(text), bare(text)) for text in project["dependencies"]}
-    optional = {bare(text) for text in project["optional-dependencies"]["bench"]}
     for file in files(".py", under="src"):
+        if "/bench/peers/" in file.as_posix():
+            continue  # Runs in an interpreter of its own, where the peer is installed.
+        allowed = declared | ({"transformers"} if EXTRAS.search(file.as_posix()) else set())
         top = {name.split(".")[0] for name in imports(file)} - {"h3kv"} - sys.stdlib_module_names
-        extra = optional if "/bench/" in shown(file) else set()
-        assert top <= declared | extra, f"{shown(file)} imports {sorted(top - declared - extra)}"
+        assert top <= allowed, f"{shown(file)} imports {sorted(top - allowed)}"
 
 
 def bare(requirement: str) -> str:

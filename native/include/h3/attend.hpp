@@ -21,7 +21,7 @@ struct AttendArgs {
   int head_dim;             // D, a multiple of 16, at most kHeadDimMax
   int page_count;
   int position;             // row t sees the tokens whose position is <= position + t
-  float scale;
+  float scale;              // of the scores, above 0
   int threads;              // 0: OpenMP's default. Results do not depend on it.
 };
 

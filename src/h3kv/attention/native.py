@@ -84,7 +84,7 @@ def attend(
         q_THD: CPU, contiguous; fp32, bf16 or fp16. Rounded to bf16 when the pages are bf16.
         pages_KN: one list of pages for each KV head, each sorted as the caller likes; ragged counts are fine.
         position: row t sees exactly the tokens whose position is <= position + t.
-        scale: of the scores; None: 1 / sqrt(D).
+        scale: of the scores, above 0; None: 1 / sqrt(D).
         out_dtype: of the output. The log-sum-exp is always fp32.
         threads: None: torch's number. The result does not depend on it.
 

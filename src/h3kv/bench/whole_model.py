@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import statistics
 import tempfile
@@ -80,7 +81,8 @@ def decode(results: Results, setting: Setting) -> None:
 
 def exact(results: Results, setting: Setting, *, text: Path | None) -> None:
     """Greedy tokens after a prompt of 4K, fp32, until the first that differs from transformers'."""
-    with _contestants(setting, DType.FP32, ("transformers",)) as (model, contestants):
+    with _contestants(setting, DType.FP32, ("transformers",), context_tokens=EXACT_TOKENS + EXACT_STEPS) as opened:
+        model, contestants = opened
         if len(contestants) < 2:
             setting.progress("exact.4k.tokens_equal needs transformers: left out")
             return
@@ -103,23 +105,26 @@ def _equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _contestants(
-    setting: Setting, dtype: DType, wanted: Sequence[str]
+    setting: Setting, dtype: DType, wanted: Sequence[str], *, context_tokens: int = CONTEXT_TOKENS
 ) -> Iterator[tuple[LoadedModel, list[Contestant]]]:
     setting.progress(f"loading {setting.model} in {dtype}")
-    # The trained context is 8,192: a static scaling admits the steps behind it. It changes no cost.
-    model = load_model(setting.model, dtype=dtype, rope=RopeScaling(RopeKind.NTK, 2.0), max_context=2 * LONG_TOKENS)
+    trained = load_model(setting.model, dtype=dtype)
+    model = trained
+    if context_tokens > trained.config.max_context:
+        # Steps behind the trained context: a static scaling admits them. It changes no cost, and peers do without.
+        rope = RopeScaling(RopeKind.NTK, factor=math.ceil(context_tokens / trained.config.max_context))
+        model = load_model(setting.model, dtype=dtype, rope=rope, max_context=context_tokens)
     with tempfile.TemporaryDirectory(prefix="h3-bench-") as name:
         folder = Path(name) / "model" if setting.peers else None
         if folder is not None:
-            # Peers get the model as it was trained, without our scaling.
-            export_folder(load_model(setting.model, dtype=dtype), folder, dtype=dtype)
-        h3 = H3Contestant(model, context_tokens=CONTEXT_TOKENS)
+            export_folder(trained, folder, dtype=dtype)
+        del trained
         with Contestants(
-            h3,
+            H3Contestant(model, context_tokens=context_tokens),
             folder=folder,
             peer_python=setting.peer_python,
             dtype=dtype,
-            context_tokens=CONTEXT_TOKENS,
+            context_tokens=context_tokens,
             wanted=wanted,
         ) as contestants:
             yield model, contestants.all

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 STEPS: Final = 4
 """Plain lines per stage: one for every quarter."""
@@ -21,43 +21,38 @@ class StageProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._stage = ""
         self._step = -1
-        if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
 
     def __enter__(self) -> StageProgress:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-        if self._bar is not None:
-            self._bar.stop()
 
     def begin(self, stage: str) -> None:
         """Start a stage; the one before it has ended."""
         self.end()
         self._stage, self._step = stage, -1
-        if self._bar is not None:
-            self._task = self._bar.add_task(stage, total=None)
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
+            self._bar.add_task(stage, total=None)
+            self._bar.start()
 
     def end(self) -> None:
-        """Take the bar of the current stage away, so that other text can follow."""
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = None
+        """Take the bar away. Text may follow: a bar that still moved would wipe it out."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def update(self, done: int, total: int) -> None:
         """Say how much of the stage is done."""
         if self._bar is not None:
-            if self._task is not None:
-                self._bar.update(self._task, completed=done, total=total)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+        if self._console.is_terminal:
             return
         step = STEPS * done // total if total else STEPS
         if step != self._step:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -19,18 +17,6 @@ from h3kv.core.types import DType
 
 # Weights are rounded to 8 bits of mantissa before they meet bf16 values; averaged over tokens 2^-9 stays below this.
 TOLERANCE = {DType.FP32: 1e-5, DType.FP16: 1e-5, DType.BF16: 4e-3}
-
-
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces one instruction set after the other."""
-    name: str = request.param
-    if name not in _native.isa_list():
-        pytest.skip(f"this processor has no {name}")
-    before = _native.isa_current()
-    _native.isa_select(name)
-    yield name
-    _native.isa_select(before)
 
 
 @pytest.fixture

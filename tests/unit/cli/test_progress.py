@@ -1,10 +1,12 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from h3kv.cli.progress import StageProgress
 
 ERASE_LINE = "\x1b[2K"
+SHOW_CURSOR = "\x1b[?25h"
 
 
 def test_without_a_terminal_each_quarter_is_a_plain_line() -> None:
@@ -35,13 +37,26 @@ def test_nothing_to_do_is_done() -> None:
     assert out.getvalue() == "reading: 100 %\n"
 
 
-def test_on_a_terminal_a_bar_moves_and_goes_away() -> None:
+def test_on_a_terminal_the_bar_is_gone_before_other_text_comes() -> None:
     out = io.StringIO()
-    with StageProgress(Console(file=out, force_terminal=True, width=80)) as progress:
+    console = Console(file=out, force_terminal=True, width=80)
+    with StageProgress(console) as progress:
         progress.begin("reading")
         progress.update(1, 2)
-        progress.say("half-way")
-    text = out.getvalue()
-    assert "reading" in text
-    assert "half-way\n" in text
-    assert ERASE_LINE in text[text.index("half-way") :]
+        progress.end()
+        bar = out.getvalue()
+        console.print("The answer", end="")
+        progress.end()
+    assert "reading" in bar
+    assert SHOW_CURSOR in bar[bar.rindex("reading") :]
+    assert ERASE_LINE in bar[bar.rindex("reading") :]
+    assert out.getvalue() == f"{bar}The answer"
+
+
+def test_an_error_takes_the_bar_away() -> None:
+    out = io.StringIO()
+    progress = StageProgress(Console(file=out, force_terminal=True, width=80))
+    progress.begin("reading")
+    with pytest.raises(KeyboardInterrupt), progress:
+        raise KeyboardInterrupt
+    assert SHOW_CURSOR in out.getvalue()

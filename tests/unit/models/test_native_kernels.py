@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
-from h3kv import _native
 from h3kv.models.kernels import HeadGeometry, Linear, QkNorms
 from h3kv.models.native_kernels import NativeKernels
 from h3kv.models.rope import RotaryRows
@@ -17,18 +14,6 @@ from h3kv.models.torch_kernels import TorchKernels
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Inputs are rounded to the type before the product and the result once: two to four units in the last place.
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces one instruction set after the other."""
-    name: str = request.param
-    if name not in _native.isa_list():
-        pytest.skip(f"this processor has no {name}")
-    before = _native.isa_current()
-    _native.isa_select(name)
-    yield name
-    _native.isa_select(before)
 
 
 def wide(linear: Linear) -> Linear:

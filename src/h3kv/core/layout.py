@@ -18,8 +18,8 @@ that is worth more than any other choice here (docs/adr/0001).
 
 Tokens past a page's count are never used as numbers, but may be loaded: a page's memory is always whole.
 
-A slab is `[kv_head][block]` of pages, so that one head's pages follow each other. Its room is an extent class: a slab in
-room for 16 blocks keeps that stride however many blocks are in use.
+A slab is `[kv_head][block]` of pages, so that one head's pages follow each other. A slab in room for 16 blocks keeps
+that stride however many blocks are in use.
 """
 
 from __future__ import annotations

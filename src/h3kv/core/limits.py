@@ -4,6 +4,7 @@ A number lives here when two modules must use the same value. The asserts at the
 relations between them at import.
 """
 
+import itertools
 from typing import Final
 
 BLOCK_TOKENS: Final = 64
@@ -39,7 +40,7 @@ result never depends on the number of threads. `native/include/h3/types.hpp` hol
 HEAD_DIM_MAX: Final = 256
 """Largest head dimension that `attend` accepts; its scratch is sized by it."""
 
-assert SEGMENT_BLOCKS_MAX == EXTENT_CLASSES_BLOCKS[-1]
-assert all(2 * a == b for a, b in zip(EXTENT_CLASSES_BLOCKS, EXTENT_CLASSES_BLOCKS[1:], strict=False))
+assert EXTENT_CLASSES_BLOCKS[-1] == SEGMENT_BLOCKS_MAX
+assert all(2 * a == b for a, b in itertools.pairwise(EXTENT_CLASSES_BLOCKS))
 assert BLOCK_TOKENS % LANE_TOKENS == 0
 assert PART_TOKENS % BLOCK_TOKENS == 0

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from h3kv.core.types import DType
 from h3kv.models import Decoder, LoadedModel, TorchKernels, load_model
+from h3kv.models.decoder import KvCache
 from h3kv.models.export import export_folder
+from h3kv.models.native_kernels import NativeKernels
+from h3kv.node import cache_layout
 from h3kv.testing.contiguous_cache import ContiguousCache
+from h3kv.testing.resident_cache import ResidentCache
 
 PROMPT_TOKENS = 300
 CHUNKS = [1, 63, 64, 65, 7, 100]
@@ -66,11 +70,15 @@ def expected_TV(folder: Path, prompt_T: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunks", [[PROMPT_TOKENS], CHUNKS], ids=["one chunk", "ragged chunks"])
+@pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 def test_logits_equal_those_of_transformers(
-    model: LoadedModel, prompt_T: Tensor, expected_TV: Tensor, chunks: list[int]
+    model: LoadedModel, prompt_T: Tensor, expected_TV: Tensor, chunks: list[int], native: bool
 ) -> None:
     assert len(prompt_T) == PROMPT_TOKENS == sum(CHUNKS)
-    decoder, cache = Decoder(model.config, model.weights, TorchKernels()), ContiguousCache(model.config.layers)
+    decoder = Decoder(model.config, model.weights, NativeKernels() if native else TorchKernels())
+    cache: KvCache = ContiguousCache(model.config.layers)
+    if native:
+        cache = ResidentCache(cache_layout(model.config, DType.FP32), tokens=PROMPT_TOKENS)
     logits_TV = torch.cat([decoder.forward(ids, cache, logits="all") for ids in torch.split(prompt_T, chunks)])
     assert (logits_TV - expected_TV).abs().max().item() <= TOLERANCE
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Tier
 from h3kv.engine.engine import EngineConfig
 from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.models.loader import LoadedModel
 from h3kv.node import DTYPES, Node, cache_layout
+from h3kv.telemetry import names
 from h3kv.tiers.device import DeviceStoreConfig
 
 
@@ -71,6 +72,11 @@ class H3Contestant:
             tokens.append(self._next_token())
             seconds.append((time.perf_counter_ns() - start_ns) / 1e9)
         return seconds, tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of all prompts so far whose KV was found: none, or a start did not start afresh."""
+        return int(self._node.telemetry.value(names.PREFIX_HIT_TOKENS, tier=Tier.DEVICE))
 
     def close(self) -> None:
         """See `Contestant`."""
@@ -127,21 +133,21 @@ class PeerContestant:
         """See `Contestant`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
     def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the process ended: the loop below finds no line
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the process ended: its last words are the empty line below
         while line := self._process.stdout.readline():
             if line.startswith("{"):
                 return dict(json.loads(line))
+        self.close()
         raise ConfigError(
             f"{self.name} ended before it answered: is it installed in the interpreter that --peer-python names?",
             field="peer-python",
@@ -154,43 +160,28 @@ def has_module(python: str, module: str) -> bool:
     return subprocess.run([python, "-c", probe], check=False, capture_output=True).returncode == 0
 
 
-class Contestants:
-    """H3 and the peers that are installed, closed together.
+@contextlib.contextmanager
+def open_peers(
+    names: Sequence[str], folder: Path, *, peer_python: str | None, dtype: DType, context_tokens: int
+) -> Iterator[list[Contestant]]:
+    """Those of the named peers that are installed, closed at the end.
 
     Args:
-        h3: this project.
-        folder: exported model for the peers; None leaves them out.
-        peer_python: interpreter with vLLM; transformers is taken from it, or from this one.
-        dtype: of all.
-        context_tokens: of all.
-        wanted: names of peers to look for.
+        names: modules, and scripts in `bench/peers`.
+        folder: exported model.
+        peer_python: interpreter to look in; transformers is looked for in this one first.
+        dtype: to compute in.
+        context_tokens: longest prompt and answer together.
     """
-
-    def __init__(
-        self,
-        h3: H3Contestant,
-        *,
-        folder: Path | None,
-        peer_python: str | None,
-        dtype: DType,
-        context_tokens: int,
-        wanted: Sequence[str],
-    ) -> None:
-        self.all: list[Contestant] = [h3]
-        if folder is None:
-            return
-        for name in wanted:
-            for python in filter(None, (sys.executable if name == "transformers" else None, peer_python)):
-                if has_module(python, name):
-                    peer = PeerContestant(python, f"{name}.py", folder, dtype=dtype, context_tokens=context_tokens)
-                    self.all.append(peer)
-                    break
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for contestant in self.all:
-            contestant.close()
+    with contextlib.ExitStack() as stack:
+        peers: list[Contestant] = []
+        for name in names:
+            candidates = [sys.executable] if name == "transformers" else []
+            candidates += [] if peer_python is None else [peer_python]
+            python = next((candidate for candidate in candidates if has_module(candidate, name)), None)
+            if python is None:
+                continue
+            peer = PeerContestant(python, f"{name}.py", folder, dtype=dtype, context_tokens=context_tokens)
+            stack.callback(peer.close)
+            peers.append(peer)
+        yield peers

@@ -44,10 +44,18 @@ GEOMETRIES: Final = (Geometry(9, 3, 64), Geometry(32, 8, 128))
 DTYPES: Final = (DType.BF16, DType.FP32)
 
 
-def run(results: Results, *, repetitions: int, progress: Progress) -> None:
-    """Measure every type and geometry; needs 2 GiB of memory."""
-    pages = huge_buffer(GIB)
-    plain = huge_buffer(GIB)
+def run(results: Results, *, repetitions: int, progress: Progress, cycle_bytes: int = GIB) -> None:
+    """Measure every type and geometry.
+
+    Args:
+        results: receives `attend.*`.
+        repetitions: of every contestant.
+        progress: told what is being measured.
+        cycle_bytes: pages that one repetition reads; a smaller number than the default measures the cache. Twice as
+            much memory is needed.
+    """
+    pages = huge_buffer(cycle_bytes)
+    plain = huge_buffer(cycle_bytes)
     limit = ReadLimit(pages)
     for dtype in DTYPES:
         for geometry in GEOMETRIES:

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
-from h3kv.bench.contestants import Contestant, Contestants, H3Contestant
+from h3kv.bench.contestants import Contestant, H3Contestant, open_peers
 from h3kv.bench.limit import ReadLimit
 from h3kv.bench.measure import Progress, Rounds
 from h3kv.bench.results import Results
@@ -114,20 +114,17 @@ def _contestants(
         # Steps behind the trained context: a static scaling admits them. It changes no cost, and peers do without.
         rope = RopeScaling(RopeKind.NTK, factor=math.ceil(context_tokens / trained.config.max_context))
         model = load_model(setting.model, dtype=dtype, rope=rope, max_context=context_tokens)
-    with tempfile.TemporaryDirectory(prefix="h3-bench-") as name:
-        folder = Path(name) / "model" if setting.peers else None
-        if folder is not None:
+    with contextlib.ExitStack() as stack:
+        h3 = H3Contestant(model, context_tokens=context_tokens)
+        stack.callback(h3.close)
+        peers: list[Contestant] = []
+        if setting.peers:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-bench-"))) / "model"
             export_folder(trained, folder, dtype=dtype)
-        del trained
-        with Contestants(
-            H3Contestant(model, context_tokens=context_tokens),
-            folder=folder,
-            peer_python=setting.peer_python,
-            dtype=dtype,
-            context_tokens=context_tokens,
-            wanted=wanted,
-        ) as contestants:
-            yield model, contestants.all
+            peers = stack.enter_context(
+                open_peers(wanted, folder, peer_python=setting.peer_python, dtype=dtype, context_tokens=context_tokens)
+            )
+        yield model, [h3, *peers]
 
 
 def _random_tokens(count: int, *, seed: int) -> list[int]:

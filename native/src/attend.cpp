@@ -1,13 +1,12 @@
 #include "h3/attend.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "h3/dispatch.hpp"
+#include "h3/pool.hpp"
 
 // Two ways to cut the work, chosen by the number of query rows alone, so that results never depend on threads:
 //
@@ -98,20 +97,17 @@ void attend_decode(const AttendArgs& a) {
   const int parts = (a.page_count + kPartPages - 1) / kPartPages;
   const int row_floats = a.head_dim + 2;
   const std::int64_t part_stride = static_cast<std::int64_t>(a.kv_heads) * rows * row_floats;
-  thread_local std::vector<float> scratch;
+  thread_local std::vector<float> scratch;  // the caller's, shared with the pool for this call
   scratch.resize(static_cast<std::size_t>(std::max<std::int64_t>(parts * part_stride, 1)));
   float* partials = scratch.data();
-  const int units = parts * a.kv_heads;
-#pragma omp parallel num_threads(thread_count(a.threads))
-  {
+  const auto attend_units = [&](int begin, int end) {
     thread_local Rows state;
     thread_local std::vector<float> buffer;
     buffer.resize(static_cast<std::size_t>(rows) * static_cast<std::size_t>(row_floats));
     float* out = buffer.data();
     float* maximum = out + rows * a.head_dim;
     float* sum = maximum + rows;
-#pragma omp for schedule(dynamic, 1)
-    for (int unit = 0; unit < units; ++unit) {
+    for (int unit = begin; unit < end; ++unit) {
       const int part = unit / a.kv_heads;
       const int head = unit % a.kv_heads;
       const int first = part * kPartPages;
@@ -125,15 +121,15 @@ void attend_decode(const AttendArgs& a) {
         target[a.head_dim + 1] = sum[r];
       }
     }
-#pragma omp for schedule(static)
-    for (int i = 0; i < a.kv_heads * rows; ++i) {
-      float merged[kHeadDimMax];
-      float top = kNothing;
-      float total = 0.0f;
-      merge_row(a, partials + static_cast<std::int64_t>(i) * row_floats, parts, part_stride, merged, &top, &total);
-      const int r = i % rows;
-      put_row(a, r / group, i / rows * group + r % group, merged, top, total);
-    }
+  };
+  parallel(parts * a.kv_heads, a.threads, Share::kGuided, attend_units);
+  for (int i = 0; i < a.kv_heads * rows; ++i) {
+    float merged[kHeadDimMax];
+    float top = kNothing;
+    float total = 0.0f;
+    merge_row(a, partials + static_cast<std::int64_t>(i) * row_floats, parts, part_stride, merged, &top, &total);
+    const int r = i % rows;
+    put_row(a, r / group, i / rows * group + r % group, merged, top, total);
   }
 }
 
@@ -141,14 +137,11 @@ void attend_prefill(const AttendArgs& a) {
   const int group = a.heads / a.kv_heads;
   const int block = std::max(1, kBlockRows / group);
   const int blocks = (a.tokens + block - 1) / block;
-  const int units = blocks * a.kv_heads;
-#pragma omp parallel num_threads(thread_count(a.threads))
-  {
+  const auto attend_units = [&](int begin, int end) {
     thread_local Rows state;
     thread_local std::vector<float> buffer;
     buffer.resize(static_cast<std::size_t>(block * group) * static_cast<std::size_t>(a.head_dim + 2));
-#pragma omp for schedule(dynamic, 1)
-    for (int unit = 0; unit < units; ++unit) {
+    for (int unit = begin; unit < end; ++unit) {
       const int first = (blocks - 1 - unit / a.kv_heads) * block;  // the last tokens see most: longest work first
       const int head = unit % a.kv_heads;
       const int tokens = std::min(block, a.tokens - first);
@@ -160,7 +153,8 @@ void attend_prefill(const AttendArgs& a) {
       for (int r = 0; r < state.count(); ++r)
         put_row(a, first + r / group, head * group + r % group, out + r * a.head_dim, maximum[r], sum[r]);
     }
-  }
+  };
+  parallel(blocks * a.kv_heads, a.threads, Share::kOne, attend_units);
 }
 
 }  // namespace

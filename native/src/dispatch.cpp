@@ -1,7 +1,5 @@
 #include "h3/dispatch.hpp"
 
-#include <omp.h>
-
 #include <atomic>
 
 #include "convert.hpp"
@@ -56,8 +54,6 @@ const Kernels& kernels() {
 #endif
   return kPortableKernels;
 }
-
-int thread_count(int requested) { return requested > 0 ? requested : omp_get_max_threads(); }
 
 void to_fp32(const void* source, DType dtype, float* target, std::int64_t count) {
   const auto* half = static_cast<const std::uint16_t*>(source);

@@ -1,16 +1,15 @@
 #include "h3/linear.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "h3/dispatch.hpp"
+#include "h3/pool.hpp"
 
 namespace h3 {
 namespace {
 
-constexpr int kRowsPerUnit = 16;  // output rows that a thread takes at least
+constexpr int kUnitRows = 16;  // output rows that a thread takes at least
 
 // Activations as the kernels want them: normalised if asked, then fp32 or pairs of bf16.
 class Activations {
@@ -40,20 +39,15 @@ class Activations {
 }  // namespace
 
 void linear(const LinearArgs& a) {
-  const int units = (a.out_features + kRowsPerUnit - 1) / kRowsPerUnit;
+  thread_local Activations activations;
+  const void* x = activations.prepare(a);
   const int x_stride = static_cast<int>(Activations::stride_floats(a) * 4);
-#pragma omp parallel num_threads(thread_count(a.threads))
-  {
-    // Each thread prepares its own copy: a few microseconds less than waiting for one.
-    thread_local Activations activations;
-    const void* x = activations.prepare(a);
-    const std::int64_t team = omp_get_num_threads();
-    const std::int64_t index = omp_get_thread_num();
-    const int first = static_cast<int>(units * index / team) * kRowsPerUnit;
-    const int last = std::min(a.out_features, static_cast<int>(units * (index + 1) / team) * kRowsPerUnit);
-    // `residual` may be `out`: every element is read and written by one thread, x was copied above.
-    kernels().linear_rows[static_cast<int>(a.dtype)](a, x, x_stride, first, last);
-  }
+  const int units = (a.out_features + kUnitRows - 1) / kUnitRows;
+  // `residual` may be `out`: every element is read and written by one thread, and x was copied above.
+  parallel(units, a.threads, Share::kGuided, [&](int begin, int end) {
+    const int last = std::min(a.out_features, end * kUnitRows);
+    kernels().linear_rows[static_cast<int>(a.dtype)](a, x, x_stride, begin * kUnitRows, last);
+  });
 }
 
 }  // namespace h3

@@ -1,11 +1,10 @@
 #include "h3/transform.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "h3/dispatch.hpp"
+#include "h3/pool.hpp"
 
 namespace h3 {
 namespace {
@@ -87,28 +86,30 @@ void rotate(const RotateArgs& a) {
   const std::int64_t row = static_cast<std::int64_t>(a.heads + 2 * a.kv_heads) * a.head_dim;
   const std::int64_t v_count = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
   const int size = size_bytes(a.dtype);
-#pragma omp parallel for num_threads(thread_count(a.threads)) if (a.tokens >= kParallelTokens) schedule(static)
-  for (int t = 0; t < a.tokens; ++t) {
-    rotate_heads(a, t, 0, a.heads, a.q_norm, a.q);
-    rotate_heads(a, t, a.heads, a.kv_heads, a.k_norm, a.k);
-    std::memcpy(static_cast<char*>(a.v) + t * v_count * size,
-                static_cast<const char*>(a.qkv) + (t * row + row - v_count) * size,
-                static_cast<std::size_t>(v_count * size));
-  }
+  parallel(a.tokens, a.tokens < kParallelTokens ? 1 : a.threads, Share::kGuided, [&](int begin, int end) {
+    for (int t = begin; t < end; ++t) {
+      rotate_heads(a, t, 0, a.heads, a.q_norm, a.q);
+      rotate_heads(a, t, a.heads, a.kv_heads, a.k_norm, a.k);
+      std::memcpy(static_cast<char*>(a.v) + t * v_count * size,
+                  static_cast<const char*>(a.qkv) + (t * row + row - v_count) * size,
+                  static_cast<std::size_t>(v_count * size));
+    }
+  });
 }
 
 void append(const AppendArgs& a) {
   if (a.tokens == 0) return;
   const std::int64_t page_first = a.index / kPageTokens;
   const std::int64_t page_last = (a.index + a.tokens - 1) / kPageTokens;
-  const std::int64_t units = (page_last - page_first + 1) * a.kv_heads;
-#pragma omp parallel for num_threads(thread_count(a.threads)) if (a.tokens >= kParallelTokens) schedule(static)
-  for (std::int64_t unit = 0; unit < units; ++unit) {
-    const int head = static_cast<int>(unit % a.kv_heads);
-    const std::int64_t page = page_first + unit / a.kv_heads;
-    if (a.dtype == DType::kFp32) append_page<float>(a, head, page);
-    else append_page<std::uint16_t>(a, head, page);
-  }
+  const int units = static_cast<int>(page_last - page_first + 1) * a.kv_heads;
+  parallel(units, a.tokens < kParallelTokens ? 1 : a.threads, Share::kGuided, [&](int begin, int end) {
+    for (int unit = begin; unit < end; ++unit) {
+      const int head = unit % a.kv_heads;
+      const std::int64_t page = page_first + unit / a.kv_heads;
+      if (a.dtype == DType::kFp32) append_page<float>(a, head, page);
+      else append_page<std::uint16_t>(a, head, page);
+    }
+  });
 }
 
 }  // namespace h3

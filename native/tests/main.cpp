@@ -1,17 +1,20 @@
 // Runs every kernel on every instruction set under the sanitizers: buffers have exactly the size that the contract
 // promises, so that a byte read or written beyond them ends the run. Numbers are checked against plain loops; the
 // Python tests check them in depth.
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "h3/attend.hpp"
 #include "h3/dispatch.hpp"
 #include "h3/linear.hpp"
 #include "h3/memory.hpp"
+#include "h3/pool.hpp"
 #include "h3/transform.hpp"
 
 namespace {
@@ -19,7 +22,7 @@ namespace {
 using h3::DType;
 
 std::mt19937 generator(7);
-int failures = 0;
+std::atomic<int> failures = 0;
 
 void expect(bool condition, const char* what) {
   if (condition) return;
@@ -84,14 +87,14 @@ void check_attend(const Case& c) {
   }
   const int half = c.stored / 2;
   const std::int64_t token_bytes = std::int64_t{c.kv_heads} * c.head_dim * h3::size_bytes(c.dtype);
-  h3::append({k.bytes.get(), v.bytes.get(), table.data(), pages, 0, half, c.kv_heads, c.head_dim, c.dtype, 0});
+  h3::append({k.bytes.get(), v.bytes.get(), table.data(), pages, 0, half, c.kv_heads, c.head_dim, c.dtype, 2});
   h3::append({k.bytes.get() + half * token_bytes, v.bytes.get() + half * token_bytes, table.data(), pages, half,
-              c.stored - half, c.kv_heads, c.head_dim, c.dtype, 0});
+              c.stored - half, c.kv_heads, c.head_dim, c.dtype, 2});
   std::vector<float> out(static_cast<std::size_t>(c.tokens * c.heads * c.head_dim));
   std::vector<float> lse(static_cast<std::size_t>(c.tokens * c.heads));
   h3::attend({q.bytes.get(), out.data(), lse.data(), table.data(), pages, std::int64_t{c.heads} * c.head_dim, c.dtype,
               DType::kFp32, c.dtype, c.tokens, c.heads, c.kv_heads, c.head_dim, pages, c.stored - c.tokens,
-              1.0f / std::sqrt(static_cast<float>(c.head_dim)), 0});
+              1.0f / std::sqrt(static_cast<float>(c.head_dim)), 2});
   const double tolerance = c.dtype == DType::kBf16 ? 2e-2 : 1e-5;
   std::vector<double> expected;
   for (int t = 0; t < c.tokens; t += 7) {
@@ -110,7 +113,7 @@ void check_linear(DType dtype, int tokens, int in_features, int out_features, bo
   const Array weight(std::int64_t{rows} * in_features, dtype), residual(std::int64_t{tokens} * out_features, dtype);
   std::vector<float> out(static_cast<std::size_t>(tokens * out_features));
   h3::linear({x.bytes.get(), norm.bytes.get(), weight.bytes.get(), bias.bytes.get(), residual.bytes.get(), out.data(),
-              tokens, in_features, out_features, 1e-5f, dtype, gated, true, 0});
+              tokens, in_features, out_features, 1e-5f, dtype, gated, true, 2});
   for (const float value : out) expect(std::isfinite(value), "linear is finite");
   double squares = 0;
   for (int i = 0; i < in_features; ++i) squares += double(x.values[i]) * x.values[i];
@@ -137,16 +140,34 @@ void check_rotate(DType dtype, int tokens, int head_dim) {
   Array q(std::int64_t{tokens} * heads * head_dim, dtype), k(std::int64_t{tokens} * kv_heads * head_dim, dtype);
   Array v(std::int64_t{tokens} * kv_heads * head_dim, dtype);
   h3::rotate({qkv.bytes.get(), q.bytes.get(), k.bytes.get(), v.bytes.get(), cos.values.data(), sin.values.data(), nullptr,
-              norm.bytes.get(), tokens, heads, kv_heads, head_dim, 1e-6f, dtype, 0});
+              norm.bytes.get(), tokens, heads, kv_heads, head_dim, 1e-6f, dtype, 2});
   std::vector<float> turned(static_cast<std::size_t>(head_dim));
   h3::to_fp32(q.bytes.get(), dtype, turned.data(), head_dim);
   const double expected = double(qkv.values[0]) * cos.values[0] - double(qkv.values[head_dim / 2]) * sin.values[0];
   expect(std::abs(turned[0] - expected) < (dtype == DType::kFp32 ? 1e-5 : 5e-2), "rotate");
 }
 
+// Every unit exactly once, whatever the number of threads, while two callers compete.
+void check_pool() {
+  const auto loops = [](int seed) {
+    for (int i = 0; i < 3000; ++i) {
+      const int units = (i * 7 + seed) % 200;
+      std::vector<std::atomic<int>> visits(static_cast<std::size_t>(units));
+      h3::parallel(units, 1 + (i + seed) % 5, i % 2 == 0 ? h3::Share::kOne : h3::Share::kGuided, [&](int begin, int end) {
+        for (int unit = begin; unit < end; ++unit) visits[static_cast<std::size_t>(unit)].fetch_add(1);
+      });
+      for (const std::atomic<int>& count : visits) expect(count == 1, "every unit of a parallel loop once");
+    }
+  };
+  std::thread other(loops, 3);
+  loops(11);
+  other.join();
+}
+
 }  // namespace
 
 int main() {
+  check_pool();
   for (const h3::Isa isa : {h3::Isa::kPortable, h3::Isa::kAvx2, h3::Isa::kAvx512}) {
     if (!h3::isa_supported(isa)) continue;
     h3::isa_select(isa);
@@ -167,6 +188,6 @@ int main() {
     for (int variant = 0; variant < h3::kReadVariants; ++variant) h3::read_all(aligned, data.size(), variant, 2);
     std::free(aligned);
   }
-  std::printf(failures == 0 ? "native tests passed\n" : "native tests: %d failures\n", failures);
+  std::printf(failures == 0 ? "native tests passed\n" : "native tests: %d failures\n", failures.load());
   return failures == 0 ? 0 : 1;
 }

@@ -5,9 +5,9 @@ The front doors are `h3kv.node` (a node embedded in your process) and the comman
 
 import os
 
-# torch and the native core share one OpenMP pool. Its threads spin before they sleep, so that the next parallel region
-# of a decode step starts within a microsecond; the bound (some 50 us) keeps them from stealing busy cores. OpenMP reads
-# this once, when it is loaded: it must be set before torch is imported. A value that the user has chosen is kept.
+# torch's OpenMP threads spin for a while after each product and would hold a core that the native core's threads need.
+# The bound is some 50 us. OpenMP reads it once, when torch is loaded: it must be set before that. A value that the user
+# has chosen is kept.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """The native core. Arrays arrive as addresses, element types as `h3::DType` (0 fp32, 1 bf16, 2 fp16), 0 is "none".
 
 Nothing is checked here: call it through `h3kv.attention.native` and `h3kv.models.native_kernels`. All functions but the
-`isa_*` release the GIL and use OpenMP threads; results never depend on their number. The C++ headers in
+`isa_*` release the GIL and use the threads of one pool; results never depend on their number. The C++ headers in
 `native/include/h3` say what each argument means.
 """
 

@@ -22,7 +22,7 @@ struct AttendArgs {
   int page_count;
   int position;             // row t sees the tokens whose position is <= position + t
   float scale;              // of the scores, above 0
-  int threads;              // 0: OpenMP's default. Results do not depend on it.
+  int threads;              // at most; results do not depend on it
 };
 
 void attend(const AttendArgs& args);

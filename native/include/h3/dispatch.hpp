@@ -46,8 +46,6 @@ Isa isa_current();
 void isa_select(Isa isa);  // precondition: isa_supported(isa)
 const Kernels& kernels();
 
-int thread_count(int requested);
-
 // Element conversions that no kernel is fast enough to need: inputs of a few rows.
 void to_fp32(const void* source, DType dtype, float* target, std::int64_t count);
 void from_fp32(const float* source, DType dtype, void* target, std::int64_t count);

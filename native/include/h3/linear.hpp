@@ -22,7 +22,7 @@ struct LinearArgs {
   DType dtype;
   bool gated;            // out = silu(gate) * up
   bool out_fp32;
-  int threads;           // 0: OpenMP's default. Results do not depend on it.
+  int threads;           // at most; results do not depend on it
 };
 
 void linear(const LinearArgs& args);

@@ -8,7 +8,7 @@ from typing import Final
 from h3kv.core.errors import RequestError
 from h3kv.models.tokenizer import Tokenizer
 
-SYSTEM: Final = "Answer the question from the document. Be brief."
+SYSTEM: Final = "You answer questions about the text that the user gives you."
 
 
 def read_document(path: Path) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 PROGRAM = """
 #include <Python.h>
-#include <omp.h>
+#include <atomic>
 #include <span>
 #if __cplusplus < 202002L
 #error "C++20 is needed"
 #endif
-int main() { return omp_get_max_threads() > 0 ? 0 : 1; }
+int main() { std::atomic<int> signal{0}; signal.notify_all(); return 0; }
 """
 FLAGS = ["-std=c++20", "-fsyntax-only"]
 

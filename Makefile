@@ -16,6 +16,7 @@ DEMO_SECOND_QUESTION ?= Read the text above and answer: Who was the chairman of 
 DEMO_ARGS ?= --max-new-tokens 48
 BENCH_ARGS ?= --quick
 
+ENVIRONMENT := $(VENV)/.environment-made
 PACKAGES := $(VENV)/.packages-installed
 NATIVE := $(VENV)/.native-built
 NATIVE_SOURCES := $(shell find native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.txt' \))
@@ -85,14 +86,14 @@ native-sanitize: $(PACKAGES)  ## native tests under the address and undefined-be
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-$(VENV)/bin/python: tools/preflight.py
+$(ENVIRONMENT):
 	$(call say,set-up 1/3: environment in $(VENV))
 	@command -v "$(PYTHON)" >/dev/null || { echo 'error: Python 3.11 not found: install it, or name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@CXX="$(CXX_FOUND)" "$(PYTHON)" tools/preflight.py
 	@"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(PACKAGES): constraints.txt | $(VENV)/bin/python
+$(PACKAGES): constraints.txt | $(ENVIRONMENT)
 	$(call say,set-up 2/3: packages (a first time takes minutes))
 	@$(PIP) install -qq --constraint constraints.txt pip
 	@$(PIP) install -qq --requirement constraints.txt

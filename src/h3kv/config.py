@@ -118,7 +118,7 @@ class RuntimeSettings(Section):
     """Use of the processor."""
 
     threads: Annotated[int | Literal["auto"], BeforeValidator(_threads)] = "auto"
-    """Threads of torch and of the native core, which share one pool. `auto`: the physical cores that affinity and
+    """Threads of torch, and as many of the native core; they take turns. `auto`: the physical cores that affinity and
     container allow."""
     isa: Literal["auto", "avx512", "avx2", "portable"] = "auto"
     """Instruction set of the native core. `auto`: the widest that this processor has."""

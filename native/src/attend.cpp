@@ -8,15 +8,18 @@
 #include "h3/dispatch.hpp"
 #include "h3/pool.hpp"
 
-// Two ways to cut the work, chosen by the number of query rows alone, so that results never depend on threads:
+// Two ways to cut the work, chosen by shapes alone, so that results never depend on threads:
 //
-//     few rows (decode):    unit = (part of 512 tokens, KV head)       parts merged in position order
-//     many rows (prefill):  unit = (block of query tokens, KV head)    pages in position order inside the unit
+//     few rows (decode, a question):  unit = (part of the tokens, KV head)         parts merged in position order
+//     many rows (prefill):            unit = (block of query tokens, KV head)      pages in position order inside
+//
+// A part has 1,024 tokens, or more where many query rows over a long context would need too much room for partial results.
 namespace h3 {
 namespace {
 
-constexpr int kDecodeRowsMax = 32;  // query rows per KV head up to which the pages are cut into parts
-constexpr int kBlockRows = 192;     // query rows of one prefill unit: a batch of pages is read once for all of them
+constexpr int kDecodeRowsMax = 32;  // query rows per KV head up to which a part never grows
+constexpr int kBlockRows = 192;     // query rows of one unit: a batch of pages is read once for all of them
+constexpr int kWidePartsMax = 32;   // parts for more rows than kDecodeRowsMax
 constexpr int kPartPages = kPartTokens / kPageTokens;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLn2 = 0.69314718055994531f;
@@ -38,7 +41,7 @@ class Rows {
     const int packed_floats = a.head_dim / pack(a.page_dtype);
     for (int r = 0; r < count_; ++r) {
       const int token = token_first + r / group_;
-      const std::int64_t at = token * a.q_stride + static_cast<std::int64_t>(kv_head * group_ + r % group_) * head_dim_;
+      const std::int64_t at = (static_cast<std::int64_t>(token) * a.heads + kv_head * group_ + r % group_) * head_dim_;
       to_fp32(static_cast<const char*>(a.q) + at * size_bytes(a.q_dtype), a.q_dtype, wide, head_dim_);
       kernels().pack_rows[static_cast<int>(a.page_dtype)](wide, packed_.data() + r * packed_floats, head_dim_);
       positions_[static_cast<std::size_t>(r)] = a.position + token;
@@ -66,11 +69,11 @@ class Rows {
 
 void put_row(const AttendArgs& a, int token, int head, const float* out, float maximum, float sum) {
   float row[kHeadDimMax];
-  const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // NaN stays NaN
   for (int d = 0; d < a.head_dim; ++d) row[d] = out[d] * inverse;
   const std::int64_t at = (static_cast<std::int64_t>(token) * a.heads + head);
   from_fp32(row, a.out_dtype, static_cast<char*>(a.out) + at * a.head_dim * size_bytes(a.out_dtype), a.head_dim);
-  a.lse[at] = sum > 0.0f ? maximum * kLn2 + std::log(sum) : kNothing;
+  a.lse[at] = sum == 0.0f ? kNothing : maximum * kLn2 + std::log(sum);
 }
 
 // Partial results of all parts: [part][row][D + 2], the maximum and the sum behind each row.
@@ -78,7 +81,10 @@ void merge_row(const AttendArgs& a, const float* partials, int parts, std::int64
                float* maximum, float* sum) {
   const int d_max = a.head_dim;
   *maximum = kNothing;
-  for (int p = 0; p < parts; ++p) *maximum = std::max(*maximum, partials[p * part_stride + d_max]);
+  for (int p = 0; p < parts; ++p) {
+    const float top = partials[p * part_stride + d_max];
+    if (top > *maximum || top != top) *maximum = top;  // once NaN, always NaN
+  }
   *sum = 0.0f;
   std::fill_n(out, d_max, 0.0f);
   if (*maximum == kNothing) return;
@@ -91,10 +97,17 @@ void merge_row(const AttendArgs& a, const float* partials, int parts, std::int64
   }
 }
 
-void attend_decode(const AttendArgs& a) {
+int part_pages(const AttendArgs& a, int rows) {
+  if (rows <= kDecodeRowsMax) return kPartPages;
+  const int wide = (a.page_count + kWidePartsMax - 1) / kWidePartsMax;
+  return std::max(1, (wide + kPartPages - 1) / kPartPages) * kPartPages;
+}
+
+void attend_parts(const AttendArgs& a) {
   const int group = a.heads / a.kv_heads;
   const int rows = a.tokens * group;
-  const int parts = (a.page_count + kPartPages - 1) / kPartPages;
+  const int pages_each = part_pages(a, rows);
+  const int parts = (a.page_count + pages_each - 1) / pages_each;
   const int row_floats = a.head_dim + 2;
   const std::int64_t part_stride = static_cast<std::int64_t>(a.kv_heads) * rows * row_floats;
   thread_local std::vector<float> scratch;  // the caller's, shared with the pool for this call
@@ -110,9 +123,9 @@ void attend_decode(const AttendArgs& a) {
     for (int unit = begin; unit < end; ++unit) {
       const int part = unit / a.kv_heads;
       const int head = unit % a.kv_heads;
-      const int first = part * kPartPages;
+      const int first = part * pages_each;
       state.prepare(a, head, 0, a.tokens);
-      state.attend(a, a.pages + head * a.pages_stride + first, std::min(kPartPages, a.page_count - first), out, maximum,
+      state.attend(a, a.pages + head * a.pages_stride + first, std::min(pages_each, a.page_count - first), out, maximum,
                    sum);
       for (int r = 0; r < rows; ++r) {
         float* target = partials + part * part_stride + static_cast<std::int64_t>(head * rows + r) * row_floats;
@@ -133,7 +146,7 @@ void attend_decode(const AttendArgs& a) {
   }
 }
 
-void attend_prefill(const AttendArgs& a) {
+void attend_blocks(const AttendArgs& a) {
   const int group = a.heads / a.kv_heads;
   const int block = std::max(1, kBlockRows / group);
   const int blocks = (a.tokens + block - 1) / block;
@@ -160,8 +173,8 @@ void attend_prefill(const AttendArgs& a) {
 }  // namespace
 
 void attend(const AttendArgs& args) {
-  if (args.tokens * (args.heads / args.kv_heads) <= kDecodeRowsMax) attend_decode(args);
-  else attend_prefill(args);
+  if (args.tokens * (args.heads / args.kv_heads) <= kBlockRows) attend_parts(args);
+  else attend_blocks(args);
 }
 
 }  // namespace h3

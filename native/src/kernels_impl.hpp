@@ -43,10 +43,10 @@ struct Bf16 {
   static void store_weights(char* p, const Vec& w) { store_bf16(p, w); }
 };
 
-// 2^x for x <= 0; below 2^-126 the result is 0. Minimax polynomials on [-1/2, 1/2].
+// 2^x for x <= 0; below 2^-126 the result is 0 or a denormal number. NaN stays NaN. Minimax polynomials on [-1/2, 1/2].
 template <int Degree>
 inline Vec exp2_nonpositive(Vec x) {
-  x = max(x, fill(-200.0f));  // -inf would make inf - inf below
+  x = max(fill(-200.0f), x);  // -inf would make inf - inf below; the second operand wins over NaN
   const Vec n = round_nearest(x);
   const Vec f = sub(x, n);
   Vec p;
@@ -206,13 +206,22 @@ struct RowTile {
     return best;
   }
 
+  bool has_nan(int r, const int* tokens, int pages) const {
+    for (int i = 0; i < pages; ++i)
+      for (int j = 0; j < tokens[i]; ++j)
+        if (scores[r][i * kPageTokens + j] != scores[r][i * kPageTokens + j]) return true;
+    return false;
+  }
+
   // Turns one row's scores into weights relative to the new maximum; rescales what was summed before. Only here do
   // scores meet the softmax scale, which is positive.
   void weigh_row(int r, float best, const int* tokens, int pages) {
     const int index = row + r;
     const float before = block.maximum[index];
     const float scaled = best * block.scale_log2;
-    const float now = scaled > before ? scaled : before;
+    // A row whose scores are not numbers must not look like one that saw nothing.
+    float now = scaled > before || scaled != scaled ? scaled : before;
+    if (now == kNothing && has_nan(r, tokens, pages)) now = __builtin_nanf("");  // sums across lanes may drop it
     if (now == kNothing) {  // nothing seen so far
       for (int i = 0; i < pages; ++i)
         for (int j = 0; j < tokens[i]; j += kLanes)
@@ -230,7 +239,7 @@ struct RowTile {
         E::store_weights(weights[r] + at * 4 / E::kPack, w);
       }
     }
-    if (now > before) {
+    if (now != before) {
       const float shrink = before == kNothing ? 0.0f : exp2f(before - now);
       block.sum[index] *= shrink;
       float* out = block.out + static_cast<std::int64_t>(index) * block.head_dim;

@@ -1,5 +1,5 @@
-// Python face of the native core. Arrays arrive as addresses: the typed, checked wrappers are attention/native.py and
-// models/native_kernels.py, and nothing else may import this module.
+// Python face of the native core. Arrays arrive as addresses and nothing is checked: attention/native.py and
+// models/native_kernels.py are the typed wrappers that do.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -45,10 +45,10 @@ void isa_select(const std::string& name) {
   throw std::invalid_argument("instruction set not available here: " + name);
 }
 
-void attend(Address q, Address out, Address lse, Address pages, std::int64_t pages_stride, std::int64_t q_stride,
+void attend(Address q, Address out, Address lse, Address pages, std::int64_t pages_stride,
             int q_dtype, int out_dtype, int page_dtype, int tokens, int heads, int kv_heads, int head_dim,
             int page_count, int position, float scale, int threads) {
-  h3::attend({at(q), at(out), at<float>(lse), at<h3::Page>(pages), pages_stride, q_stride,
+  h3::attend({at(q), at(out), at<float>(lse), at<h3::Page>(pages), pages_stride,
               static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(out_dtype), static_cast<h3::DType>(page_dtype),
               tokens, heads, kv_heads, head_dim, page_count, position, scale, threads});
 }
@@ -82,6 +82,8 @@ NB_MODULE(_native, m) {
   m.attr("PART_TOKENS") = h3::kPartTokens;
   m.attr("PAGE_TOKENS") = h3::kPageTokens;
   m.attr("HEAD_DIM_MAX") = h3::kHeadDimMax;
+  m.attr("LANE_TOKENS") = h3::kLanes;
+  m.attr("PANEL_DIMS") = h3::kPanel;
   m.attr("LINEAR_ROWS_MAX") = h3::kLinearRowsMax;
   m.attr("READ_VARIANTS") = h3::kReadVariants;
   m.def("isa_list", &isa_list);

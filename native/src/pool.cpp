@@ -1,6 +1,7 @@
 #include "h3/pool.hpp"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 
 namespace h3 {
@@ -79,7 +80,11 @@ bool Pool::work(int worker) {
 }
 
 void Pool::start_workers(int count) {
-  for (; workers_ < count; ++workers_) std::thread(&Pool::serve, this, workers_ + 1).detach();
+  try {
+    for (; workers_ < count; ++workers_) std::thread(&Pool::serve, this, workers_ + 1).detach();
+  } catch (const std::system_error&) {
+    // The system allows no more threads: those that there are share the work.
+  }
 }
 
 void Pool::serve(int worker) {

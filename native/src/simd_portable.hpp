@@ -62,7 +62,7 @@ inline Vec select(const Bits& m, const Vec& a, const Vec& b) H3_LANES(m.x[i] ? a
 
 inline Vec round_nearest(const Vec& a) H3_LANES(std::nearbyintf(a.x[i]))
 inline Vec scale_by_power(const Vec& a, const Vec& n) H3_LANES(
-    n.x[i] < -126.0f ? 0.0f : a.x[i] * float_of_bits(static_cast<std::uint32_t>(static_cast<int>(n.x[i]) + 127) << 23))
+    n.x[i] != n.x[i] ? n.x[i] : n.x[i] < -126.0f ? 0.0f : a.x[i] * float_of_bits(static_cast<std::uint32_t>(static_cast<int>(n.x[i]) + 127) << 23))
 
 inline Vec load_fp16(const void* p) {
   const auto* h = static_cast<const std::uint16_t*>(p);

@@ -10,6 +10,8 @@ from typing import Final
 PART_TOKENS: Final[int]
 PAGE_TOKENS: Final[int]
 HEAD_DIM_MAX: Final[int]
+LANE_TOKENS: Final[int]
+PANEL_DIMS: Final[int]
 LINEAR_ROWS_MAX: Final[int]
 READ_VARIANTS: Final[int]
 
@@ -28,7 +30,6 @@ def attend(
     lse: int,
     pages: int,
     pages_stride: int,
-    q_stride: int,
     q_dtype: int,
     out_dtype: int,
     page_dtype: int,

@@ -12,8 +12,9 @@ from h3kv.bench import kernel
 from h3kv.bench.contestants import H3Contestant, PeerContestant, has_module
 from h3kv.bench.results import Results
 from h3kv.core.errors import ConfigError
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Tier
 from h3kv.models import load_model
+from h3kv.telemetry import names
 from h3kv.testing.engines import one_thread
 from h3kv.testing.tiny_models import write_tiny_model
 
@@ -59,11 +60,13 @@ def test_nothing_is_reused_between_two_starts(tmp_path: Path) -> None:
         ours = H3Contestant(load_model(tmp_path, dtype=DType.FP32), context_tokens=200)
         ours.start(PROMPT)
         ours.start(PROMPT)
-        assert ours.cached_tokens == 0
+        assert ours.node.telemetry.value(names.PREFIX_HIT_TOKENS, tier=Tier.DEVICE) == 0
         ours.close()
 
 
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert not has_module(sys.executable, "no_such_engine")
-    with pytest.raises(ConfigError, match="peer-python"):
+    with pytest.raises(ConfigError, match="does not start"):
+        has_module(str(tmp_path / "python"), "vllm")
+    with pytest.raises(ConfigError, match="No module named 'vllm'"):
         PeerContestant(sys.executable, "vllm.py", tmp_path, dtype=DType.BF16, context_tokens=64)

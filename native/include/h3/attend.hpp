@@ -6,12 +6,11 @@
 namespace h3 {
 
 struct AttendArgs {
-  const void* q;            // [T, H, D] of q_dtype, rows `q_stride` elements apart
+  const void* q;            // [T, H, D] of q_dtype, contiguous
   void* out;                // [T, H, D] of out_dtype, contiguous
   float* lse;               // [T, H], natural logarithm; -inf where a row sees no token
   const Page* pages;        // [K, pages_stride], the first `page_count` of each row in use
   std::int64_t pages_stride;
-  std::int64_t q_stride;
   DType q_dtype;
   DType out_dtype;
   DType page_dtype;

@@ -25,7 +25,8 @@ class Pool {
   static Pool& instance();
 
   // Calls body(context, begin, end) over disjoint ranges that cover [0, units); returns when all calls have returned.
-  // A second caller at the same time does its loop alone. `body` must not throw and not call `run`.
+  // A second caller at the same time does its loop alone. `body` must not call `run`. It must not throw: scratch of some
+  // hundred kilobytes that cannot be had ends the process.
   void run(int units, int threads, Share share, Body body, void* context);
 
  private:
@@ -60,7 +61,7 @@ class Pool {
 template <class Callable>
 void parallel(int units, int threads, Share share, Callable body) {
   Pool::instance().run(
-      units, threads, share, [](void* context, int begin, int end) { (*static_cast<Callable*>(context))(begin, end); },
+      units, threads, share, [](void* context, int begin, int end) noexcept { (*static_cast<Callable*>(context))(begin, end); },
       &body);
 }
 

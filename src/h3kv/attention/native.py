@@ -29,6 +29,10 @@ CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`h3::DType` of each element type that the native core reads."""
 
 TORCH_DTYPES: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
+"""The tensor element type of each of ours."""
+
+DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+"""The other way round."""
 
 assert PAGE_DTYPE.itemsize == 32
 
@@ -100,6 +104,10 @@ def attend(
     kv_heads = pages_KN.shape[0]
     _check_tensor(q_THD)
     _check_table(pages_KN, kv_heads)
+    if out_dtype not in CODES:
+        raise ShapeError(f"the output can be fp32, bf16 or fp16, not {out_dtype}")
+    if scale is not None and scale <= 0:
+        raise ShapeError(f"scale = {scale}: must be above 0")
     if head_dim != layout.head_dim or kv_heads == 0 or heads % kv_heads != 0:
         raise ShapeError(f"{heads} query heads of {head_dim} over {kv_heads} KV heads of {layout.head_dim}")
     out_THD = torch.empty((tokens, heads, head_dim), dtype=out_dtype)
@@ -110,7 +118,6 @@ def attend(
         lse_TH.data_ptr(),
         pages_KN.ctypes.data,
         pages_KN.strides[0] // PAGE_DTYPE.itemsize,
-        heads * head_dim,
         CODES[q_THD.dtype],
         CODES[out_dtype],
         CODES[TORCH_DTYPES[layout.dtype]],

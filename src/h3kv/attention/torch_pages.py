@@ -51,6 +51,11 @@ class TorchPages:
             for panel in self._panels
         ]
 
+    def close(self) -> None:
+        """Let go of the store's memory. Nothing else may be called afterwards."""
+        self._keys = self._keys.new_empty(0)
+        self._values.clear()
+
     def append(self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
         """See `PageKernels.append`."""
         tokens, kv_heads, head_dim = k_TKD.shape

@@ -122,7 +122,11 @@ def _measuring(json: Path | None, threads: int | None) -> Iterator[tuple[Results
     torch.set_num_threads(threads or detect().cores)
     console = Console(stderr=True, highlight=False)
     results = Results()
-    yield results, console
-    results.show(console)
     if json is not None:
-        results.write(json)
+        results.write(json)  # a path that cannot be written is found now, not after minutes
+    try:
+        yield results, console
+    finally:  # what was measured before a peer failed is kept
+        results.show(console)
+        if json is not None:
+            results.write(json)

@@ -6,22 +6,26 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from h3kv.bench.measure import Progress
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
-from h3kv.core.types import DType, Tier
-from h3kv.engine.engine import EngineConfig
+from h3kv.core.types import DType
+from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.models.loader import LoadedModel
 from h3kv.node import DTYPES, Node, cache_layout
-from h3kv.telemetry import names
 from h3kv.tiers.device import DeviceStoreConfig
+
+CLOSE_S: Final = 30.0
+"""A peer that has not ended so long after its input was closed is killed."""
 
 
 class Contestant(Protocol):
@@ -50,16 +54,16 @@ class H3Contestant:
         self.layout: CacheLayout = cache_layout(model.config, DTYPES[model.weights.embedding_VI.dtype])
         blocks = (context_tokens // SEGMENT_TOKENS_MAX + 3) * SEGMENT_TOKENS_MAX // BLOCK_TOKENS
         store = DeviceStoreConfig(capacity_bytes=blocks * self.layout.block_bytes)
-        self._node = Node.open(model, store=store, engine=EngineConfig(chunk_tokens=2048))
+        self.node = Node.open(model, store=store, engine=EngineConfig(chunk_tokens=2048))
         self._context_tokens = context_tokens
         self._events: Generator[Event, None, None] | None = None
 
     def start(self, prompt: Sequence[int]) -> tuple[float, int]:
         """See `Contestant`."""
         self._stop()
-        self._node.engine.evict_cached()
+        self.node.engine.evict_cached()
         parameters = SamplingParameters(max_new_tokens=self._context_tokens - len(prompt), ignore_eos=True)
-        self._events = self._node.engine.generate(Request(prompt=tuple(prompt), sampling=parameters))
+        self._events = self.node.engine.generate(Request(prompt=tuple(prompt), sampling=parameters))
         start_ns = time.perf_counter_ns()
         token = self._next_token()
         return (time.perf_counter_ns() - start_ns) / 1e9, token
@@ -73,15 +77,10 @@ class H3Contestant:
             seconds.append((time.perf_counter_ns() - start_ns) / 1e9)
         return seconds, tokens
 
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of all prompts so far whose KV was found: none, or a start did not start afresh."""
-        return int(self._node.telemetry.value(names.PREFIX_HIT_TOKENS, tier=Tier.DEVICE))
-
     def close(self) -> None:
         """See `Contestant`."""
         self._stop()
-        self._node.close()
+        self.node.close()
 
     def _next_token(self) -> int:
         assert self._events is not None, "start first"
@@ -110,11 +109,12 @@ class PeerContestant:
     def __init__(self, python: str, script: str, folder: Path, *, dtype: DType, context_tokens: int) -> None:
         self.name = Path(script).stem
         path = Path(__file__).parent / "peers" / script
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process, see close)
         self._process = subprocess.Popen(
             [python, str(path), str(folder), str(dtype), str(context_tokens)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._complaints,
             text=True,
         )
         self._ask({"command": "ready"})
@@ -135,8 +135,13 @@ class PeerContestant:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
+        self._complaints.close()
 
     def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -147,39 +152,59 @@ class PeerContestant:
         while line := self._process.stdout.readline():
             if line.startswith("{"):
                 return dict(json.loads(line))
+        self._complaints.seek(0)
+        last = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
         self.close()
         raise ConfigError(
-            f"{self.name} ended before it answered: is it installed in the interpreter that --peer-python names?",
+            f"{self.name} ended before it answered: {' '.join(last) or 'it said nothing'}; check the interpreter that "
+            "--peer-python names",
             field="peer-python",
         )
 
 
 def has_module(python: str, module: str) -> bool:
-    """Whether an interpreter can import a module."""
+    """Whether an interpreter can import a module.
+
+    Raises:
+        ConfigError: it does not start.
+    """
     probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([python, "-c", probe], check=False, capture_output=True).returncode == 0
+    try:
+        return subprocess.run([python, "-c", probe], check=False, capture_output=True).returncode == 0
+    except OSError as error:
+        raise ConfigError(
+            f"{python} does not start: {error.strerror}; correct --peer-python", field="peer-python"
+        ) from error
 
 
 @contextlib.contextmanager
 def open_peers(
-    names: Sequence[str], folder: Path, *, peer_python: str | None, dtype: DType, context_tokens: int
+    wanted: Sequence[str],
+    folder: Path,
+    *,
+    peer_python: str | None,
+    dtype: DType,
+    context_tokens: int,
+    progress: Progress,
 ) -> Iterator[list[Contestant]]:
-    """Those of the named peers that are installed, closed at the end.
+    """Those of the wanted peers that are installed, closed at the end; `progress` hears which are left out.
 
     Args:
-        names: modules, and scripts in `bench/peers`.
+        wanted: modules, and scripts in `bench/peers`.
         folder: exported model.
         peer_python: interpreter to look in; transformers is looked for in this one first.
         dtype: to compute in.
         context_tokens: longest prompt and answer together.
+        progress: told of every peer that is not found.
     """
     with contextlib.ExitStack() as stack:
         peers: list[Contestant] = []
-        for name in names:
+        for name in wanted:
             candidates = [sys.executable] if name == "transformers" else []
             candidates += [] if peer_python is None else [peer_python]
             python = next((candidate for candidate in candidates if has_module(candidate, name)), None)
             if python is None:
+                progress(f"{name} is not installed in {' or '.join(candidates) or 'any --peer-python'}: left out")
                 continue
             peer = PeerContestant(python, f"{name}.py", folder, dtype=dtype, context_tokens=context_tokens)
             stack.callback(peer.close)

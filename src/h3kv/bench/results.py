@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from h3kv.core.errors import ConfigError
+
 
 class Results:
     """Metrics in the order in which they were measured."""
@@ -34,5 +36,12 @@ class Results:
         console.print(table)
 
     def write(self, path: Path) -> None:
-        """Write one JSON object of names and numbers."""
-        path.write_text(json.dumps(self._metrics, indent=2) + "\n", encoding="utf-8")
+        """Write one JSON object of names and numbers.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(self._metrics, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --json", field="json") from error

@@ -122,7 +122,14 @@ def _contestants(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-bench-"))) / "model"
             export_folder(trained, folder, dtype=dtype)
             peers = stack.enter_context(
-                open_peers(wanted, folder, peer_python=setting.peer_python, dtype=dtype, context_tokens=context_tokens)
+                open_peers(
+                    wanted,
+                    folder,
+                    peer_python=setting.peer_python,
+                    dtype=dtype,
+                    context_tokens=context_tokens,
+                    progress=setting.progress,
+                )
             )
         yield model, [h3, *peers]
 

@@ -27,9 +27,6 @@ LANE_TOKENS: Final = 16
 PANEL_DIMS: Final = 64
 """Dimensions of values that lie together in a page: four vectors of sums, as many as a kernel keeps in registers."""
 
-LANE_BYTES: Final = 64
-"""One cache line and one AVX-512 register. Page parts start at multiples of it."""
-
 DIRECT_IO_BYTES: Final = 4096
 """Alignment that O_DIRECT and DMA ask for. A page's size is a multiple of it."""
 

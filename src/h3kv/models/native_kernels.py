@@ -11,6 +11,7 @@ from torch import Tensor
 
 from h3kv import _native
 from h3kv.attention.native import CODES
+from h3kv.core.errors import ShapeError
 from h3kv.core.limits import HEAD_DIM_MAX, LANE_TOKENS
 from h3kv.models.kernels import HeadGeometry, Linear, QkNorms
 from h3kv.models.rope import RotaryRows
@@ -66,6 +67,9 @@ class NativeKernels(TorchKernels):
         if head_dim % LANE_TOKENS != 0 or head_dim > HEAD_DIM_MAX or not qkv_TE.is_contiguous():
             return super().rotate(qkv_TE, rotary, heads, norms)
         tokens = len(qkv_TE)
+        features = heads.q_features + 2 * heads.kv_features
+        if qkv_TE.shape[1] != features or rotary.cos_TR.shape != (tokens, head_dim // 2):
+            raise ShapeError(f"{tuple(qkv_TE.shape)} features and {tuple(rotary.cos_TR.shape)} angles for {heads}")
         q_THD = qkv_TE.new_empty((tokens, heads.heads, head_dim))
         k_TKD = qkv_TE.new_empty((tokens, heads.kv_heads, head_dim))
         v_TKD = torch.empty_like(k_TKD)
@@ -108,7 +112,20 @@ def _product(
     residual_TO: Tensor | None = None,
     gated: bool = False,
 ) -> None:
-    """Fill `out_TO` with the gate, the residual and the bias applied; see `native/include/h3/linear.hpp`."""
+    """Fill `out_TO` with the gate, the residual and the bias applied; see `native/include/h3/linear.hpp`.
+
+    Raises:
+        ShapeError: the weight or another operand disagrees with the input in type or size.
+    """
+    weight, features = linear.weight, x_TI.shape[1]
+    given = [operand for operand in (weight, norm_I, linear.bias, residual_TO) if operand is not None]
+    if any(operand.dtype != x_TI.dtype or not operand.is_contiguous() for operand in given):
+        raise ShapeError(f"weight, norm, bias and residual must be contiguous and {x_TI.dtype}, like the input")
+    rows = out_TO.shape[1] * (2 if gated else 1)
+    if weight.shape != (rows, features) or (norm_I is not None and norm_I.shape[0] != features):
+        raise ShapeError(f"{tuple(x_TI.shape)} times {tuple(weight.shape)} does not give {tuple(out_TO.shape)}")
+    if linear.bias is not None and linear.bias.shape[0] != rows:
+        raise ShapeError(f"a bias of {linear.bias.shape[0]} for {rows} rows")
     _native.linear(
         x_TI.data_ptr(),
         _address(norm_I),

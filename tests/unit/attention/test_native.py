@@ -46,6 +46,46 @@ def test_decode_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("head_dim", [80, 96, 128])
+def test_long_chunks_of_other_head_sizes(isa: str, dtype: DType, head_dim: int, generator: torch.Generator) -> None:
+    pages = random_pages([64, 64, 64, 30], dtype=dtype, kv_heads=2, head_dim=head_dim, generator=generator)
+    check(pages, heads=8, tokens=100, position=122, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_a_question_over_many_parts(isa: str, dtype: DType, generator: torch.Generator) -> None:
+    counts = [64] * 50 + [9]
+    pages = random_pages(counts, dtype=dtype, kv_heads=1, head_dim=64, generator=generator)
+    check(pages, heads=3, tokens=30, position=sum(counts) - 30, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_what_is_not_a_number_is_never_hidden(isa: str, dtype: DType, tokens: int, generator: torch.Generator) -> None:
+    pages = random_pages([64, 64], dtype=dtype, kv_heads=1, head_dim=64, generator=generator)
+    position = 128 - tokens
+    q_THD = torch.randn(tokens, 2, 64, generator=generator).to(TORCH_DTYPES[dtype])
+    q_THD[-1, 0, 5] = torch.nan
+    part = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=position)
+    assert part.out_THD[-1, 0].isnan().all()
+    assert part.lse_TH[-1, 0].isnan()
+    assert not part.out_THD[-1, 1].isnan().any()
+    pages.tokens.k_SKD[3, 0, 7] = torch.nan
+    native.append(pages.tokens.k_SKD, pages.tokens.v_SKD, pages.table_KN, index=0)
+    for seen in (pages.table_KN, pages.table_KN[:, :1]):
+        part = native.attend(q_THD, seen, layout=pages.layout, position=position)
+        assert part.out_THD[-1].isnan().all()
+        assert part.lse_TH[-1].isnan().all()
+
+
+def test_a_lone_token_that_is_not_a_number_is_not_an_empty_row(isa: str, generator: torch.Generator) -> None:
+    pages = random_pages([1], dtype=DType.FP32, kv_heads=1, head_dim=64, generator=generator)
+    part = native.attend(torch.full((1, 1, 64), torch.nan), pages.table_KN, layout=pages.layout, position=0)
+    assert part.out_THD.isnan().all()
+    assert part.lse_TH.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("tokens", [2, 10, 11, 63, 200, 512])
 def test_chunks_of_any_length_are_causal(isa: str, dtype: DType, tokens: int, generator: torch.Generator) -> None:
     counts = [64] * 9 + [5]
@@ -154,6 +194,10 @@ def test_shapes_that_disagree_are_refused(generator: torch.Generator) -> None:
             native.attend(q_THD, pages.table_KN, layout=pages.layout, position=0)
     with pytest.raises(ShapeError, match="page table"):
         native.attend(good, pages.table_KN["keys"], layout=pages.layout, position=0)
+    with pytest.raises(ShapeError, match="output"):
+        native.attend(good, pages.table_KN, layout=pages.layout, position=0, out_dtype=torch.float64)
+    with pytest.raises(ShapeError, match="above 0"):
+        native.attend(good, pages.table_KN, layout=pages.layout, position=0, scale=0.0)
     with pytest.raises(ShapeError, match="do not fit"):
         native.append(torch.zeros(65, 2, 64), torch.zeros(65, 2, 64), pages.table_KN, index=0)
     with pytest.raises(ShapeError, match="keys"):
@@ -164,6 +208,8 @@ def test_numbers_shared_with_the_native_core_agree() -> None:
     assert _native.PART_TOKENS == limits.PART_TOKENS
     assert _native.PAGE_TOKENS == limits.BLOCK_TOKENS
     assert _native.HEAD_DIM_MAX == limits.HEAD_DIM_MAX
+    assert _native.LANE_TOKENS == limits.LANE_TOKENS
+    assert _native.PANEL_DIMS == limits.PANEL_DIMS
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:

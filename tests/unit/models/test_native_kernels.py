@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from h3kv.core.errors import ShapeError
 from h3kv.models.kernels import HeadGeometry, Linear, QkNorms
 from h3kv.models.native_kernels import NativeKernels
 from h3kv.models.rope import RotaryRows
@@ -88,8 +89,24 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     x_TI, norm_I, linear = torch.randn(3, 64), torch.rand(64), Linear(torch.randn(130, 64))
     threads = torch.get_num_threads()
     results = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        results.append(native.norm_linear(x_TI, norm_I, 1e-5, linear))
-    torch.set_num_threads(threads)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(native.norm_linear(x_TI, norm_I, 1e-5, linear))
+    finally:
+        torch.set_num_threads(threads)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_operands_that_disagree_are_refused() -> None:
+    native = NativeKernels()
+    x_TI, norm_I = torch.randn(2, 64), torch.rand(64)
+    with pytest.raises(ShapeError, match="contiguous"):
+        native.norm_linear(x_TI, norm_I, 1e-5, Linear(torch.randn(8, 64).bfloat16()))
+    with pytest.raises(ShapeError, match="does not give"):
+        native.norm_linear(x_TI, norm_I, 1e-5, Linear(torch.randn(8, 96)))
+    with pytest.raises(ShapeError, match="bias"):
+        native.norm_linear(x_TI, norm_I, 1e-5, Linear(torch.randn(8, 64), torch.randn(7)))
+    rotary = RotaryRows(torch.ones(1, 32), torch.ones(1, 32))
+    with pytest.raises(ShapeError, match="angles"):
+        native.rotate(torch.randn(2, 256), rotary, HeadGeometry(2, 1, 64), None)

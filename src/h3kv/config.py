@@ -25,6 +25,7 @@ from pydantic_settings import (
 from h3kv.core.errors import ConfigError
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.units import format_size, parse_size
+from h3kv.engine.config import EngineConfig
 
 CONFIG_FILE: Final = "h3_config.yaml"
 """Read from the current folder when no other file is named."""
@@ -107,7 +108,7 @@ class DeviceSettings(Section):
 class EngineSettings(Section):
     """How requests are run."""
 
-    chunk_tokens: int = Field(default=512, ge=BLOCK_TOKENS, le=8192, multiple_of=BLOCK_TOKENS)
+    chunk_tokens: int = Field(default=EngineConfig().chunk_tokens, ge=BLOCK_TOKENS, le=8192, multiple_of=BLOCK_TOKENS)
     """Prompt tokens that one step reads. Larger chunks use the cores better, smaller ones let a request be cancelled
     sooner and need less scratch memory."""
     max_new_tokens: int = Field(default=256, ge=1)
@@ -166,7 +167,8 @@ def load(*, file: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | N
         str(file): _read(file) if file is not None else {},
     }
     merged: Tree = {}
-    for tree in reversed(sources.values()):
+    for origin, tree in reversed(sources.items()):
+        _check_sections(tree, origin)
         merged = _merge(merged, tree)
     try:
         return Settings(**merged)
@@ -211,6 +213,20 @@ def _read(file: Path) -> Tree:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file} must hold sections with keys, such as `model: {{dtype: bf16}}`", field="config")
     return tree
+
+
+def _check_sections(tree: Tree, origin: str) -> None:
+    """Sections are mappings with names as keys; anything else would be lost in the merge."""
+    for section, keys in tree.items():
+        name = str(section)
+        if not isinstance(section, str) or not isinstance(keys, dict):
+            message = (
+                f"{name} = {keys!r} (from {origin}): must be a section with keys, such as `model: {{dtype: bf16}}`"
+            )
+            raise ConfigError(message, field=name)
+        strange = next((key for key in keys if not isinstance(key, str)), None)
+        if strange is not None:
+            raise ConfigError(f"{name}.{strange} (from {origin}): keys are names", field=name)
 
 
 def _merge(below: Tree, above: Tree) -> Tree:

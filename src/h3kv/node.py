@@ -11,6 +11,7 @@ from types import TracebackType
 
 import torch
 
+from h3kv import _native
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.torch_pages import TorchPages
@@ -20,8 +21,9 @@ from h3kv.core.limits import LANE_TOKENS
 from h3kv.core.ports import Clock
 from h3kv.core.types import DType, StoreStatistics
 from h3kv.engine.clock import MonotonicClock
+from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
-from h3kv.engine.engine import Engine, EngineConfig
+from h3kv.engine.engine import Engine
 from h3kv.engine.fingerprint import fingerprint_of
 from h3kv.engine.segments import SegmentTable
 from h3kv.models.config import ModelConfig
@@ -46,12 +48,21 @@ def cache_layout(config: ModelConfig, dtype: DType) -> CacheLayout:
 class Node:
     """Owns store and engine; made by `open`. Not thread-safe."""
 
-    def __init__(self, model: LoadedModel, store: DeviceStore, engine: Engine, telemetry: Recorder) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        store: DeviceStore,
+        engine: Engine,
+        *,
+        telemetry: Recorder,
+        torch_pages: TorchPages | None,
+    ) -> None:
         self.config = model.config
         self.tokenizer: Tokenizer = model.tokenizer
         self.engine = engine
         self.telemetry = telemetry
         self._store = store
+        self._torch_pages = torch_pages
 
     @classmethod
     def open(
@@ -85,15 +96,17 @@ class Node:
             )
         is_native = device.type == "cpu" and model.config.head_dim % LANE_TOKENS == 0
         kernels: Kernels = NativeKernels() if is_native else TorchKernels()
-        pages: PageKernels = native if is_native else TorchPages(device_store.arena, layout.slab.page)
-        fingerprint = fingerprint_of(model, dtype=dtype, kernels="native" if is_native else "torch")
+        torch_pages = None if is_native else TorchPages(device_store.arena, layout.slab.page)
+        page_kernels: PageKernels = native if torch_pages is None else torch_pages
+        arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
+        fingerprint = fingerprint_of(model, dtype=dtype, kernels=arithmetic)
         directory, telemetry = MemoryDirectory(), Recorder()
         segments = SegmentTable(device_store, layout, directory=directory, telemetry=telemetry)
         running = Engine(
             Decoder(model.config, model.weights, kernels),
             segments,
             directory=directory,
-            kernels=pages,
+            page_kernels=page_kernels,
             vocabulary=model.tokenizer,
             fingerprint=fingerprint.digest(),
             device=device,
@@ -101,7 +114,7 @@ class Node:
             clock=clock or MonotonicClock(),
             telemetry=telemetry,
         )
-        return cls(model, device_store, running, telemetry)
+        return cls(model, device_store, running, telemetry=telemetry, torch_pages=torch_pages)
 
     def statistics(self) -> StoreStatistics:
         """Occupancy of the KV cache now."""
@@ -114,6 +127,8 @@ class Node:
     def close(self) -> None:
         """Cancel all requests and give the memory back. Calling it again does nothing."""
         self.engine.close()
+        if self._torch_pages is not None:
+            self._torch_pages.close()
         self._store.close()
 
     def __enter__(self) -> Node:

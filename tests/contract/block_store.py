@@ -190,8 +190,6 @@ class BlockStoreContract(abc.ABC):
         with pytest.raises(StaleHandleError):
             store.address(handle)
         with pytest.raises(StaleHandleError):
-            store.shrink(handle, 1)
-        with pytest.raises(StaleHandleError):
             store.release([handle])
         store.check_integrity()
 
@@ -232,39 +230,6 @@ class BlockStoreContract(abc.ABC):
         store.submit([Move(slab(1), again, None)])
         settle(store, moves=1)
         assert store.lookup(slab(1)) == again
-        store.check_integrity()
-
-    def test_shrink_gives_back_the_tail_in_place(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([16])
-        address = store.address(handle)
-        ctypes.memset(address, 0x33, LAYOUT.size_bytes(3))
-        shrunk = store.shrink(handle, 3)
-        assert shrunk.blocks == 4
-        assert store.address(shrunk) == address
-        assert content(store, shrunk, LAYOUT.size_bytes(3)) == b"\x33" * LAYOUT.size_bytes(3)
-        assert store.statistics().used_bytes == LAYOUT.size_bytes(4)
-        with pytest.raises(StaleHandleError):
-            store.address(handle)
-        assert len(store.reserve([8, 4])) == 2
-        store.check_integrity()
-
-    def test_shrink_within_the_class_keeps_the_handle(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([8])
-        assert store.shrink(handle, 5) == handle
-        store.address(handle)
-        store.check_integrity()
-
-    def test_shrink_of_a_submitted_slab_is_refused(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([8])
-        store.submit([Move(slab(1), handle, None)])
-        with pytest.raises(SlabBusyError):
-            store.shrink(handle, 1)
-        settle(store, moves=1)
-        with pytest.raises(SlabBusyError):
-            store.shrink(handle, 1)
         store.check_integrity()
 
     def test_everything_released_leaves_room_for_the_largest_slots(self) -> None:

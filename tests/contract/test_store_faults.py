@@ -1,9 +1,9 @@
-"""Fail the N-th move, for every N: its slab never becomes visible and nothing leaks."""
+"""Fail the N-th move or call, for every N: its slab never becomes visible, and nothing leaks."""
 
 import pytest
 
 from h3kv.core.types import Move, SlotHandle
-from h3kv.testing.faulty_store import FaultyStore, InjectedFaultError
+from h3kv.testing.faulty_store import Call, FaultyStore, InjectedFaultError
 
 from .block_store import LAYOUT, settle, slab
 from .test_block_store import device_store
@@ -60,3 +60,35 @@ def test_every_move_broken_leaves_an_empty_store() -> None:
     assert store.statistics().slabs_visible == 0
     assert store.statistics().used_bytes == 0
     store.check_integrity()
+
+
+def use(store: FaultyStore, call: Call, number: int) -> None:
+    """One call for a slot of its own, which is given back whatever happens."""
+    if call == "reserve":
+        store.release(store.reserve([2]))
+        return
+    (handle,) = store.reserve([2])
+    try:
+        if call == "address":
+            store.address(handle)
+        else:
+            store.submit([Move(slab(number), handle, None)])
+            settle(store, moves=1)
+            assert store.lookup(slab(number)) == handle
+    finally:
+        store.release([handle])
+
+
+@pytest.mark.parametrize("call", ["reserve", "address", "submit"])
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_broken_call_is_refused_once_and_does_nothing(call: Call, broken: int) -> None:
+    store = FaultyStore(device_store(units=1), broken_calls={call: [broken]})
+    for number in (1, 2, 3, 4):
+        if number == broken:
+            with pytest.raises(InjectedFaultError, match=f"{call} number {broken}"):
+                use(store, call, number)
+        else:
+            use(store, call, number)
+        assert store.statistics().used_bytes == 0
+        assert store.poll() == []
+        store.check_integrity()

@@ -54,7 +54,7 @@ def test_answers_equal_the_plainest_decoder(prompt_length: int) -> None:
 @pytest.mark.parametrize("prompt_length", [1, 64, 700])
 def test_plain_torch_attention_serves_as_well(prompt_length: int) -> None:
     store = tiny_store(64)
-    rig = make_rig(store=store, kernels=TorchPages(store.arena, LAYOUT.slab.page))
+    rig = make_rig(store=store, page_kernels=TorchPages(store.arena, LAYOUT.slab.page))
     prompt = prompt_tokens(prompt_length, prompt_length)
     for _ in range(2):
         assert rig.answer(prompt, max_new_tokens=8)[0] == greedy_oracle(prompt, 8)

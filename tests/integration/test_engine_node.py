@@ -1,14 +1,16 @@
 """A node put together from a loaded model, as users open it."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from h3kv import _native
 from h3kv.core.errors import ConfigError, TierClosedError
 from h3kv.core.types import DType
-from h3kv.engine.engine import EngineConfig
+from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.fingerprint import fingerprint_of
 from h3kv.engine.request import Request, SamplingParameters
@@ -101,6 +103,22 @@ def test_cap_below_one_unit_is_refused_when_the_node_opens() -> None:
         Node.open(loaded(), store=DeviceStoreConfig(capacity_bytes=1000))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's list of mappings")
+@pytest.mark.parametrize("head_dim", [16, 24])
+def test_closed_node_has_given_its_memory_back(head_dim: int) -> None:
+    node = Node.open(loaded(dataclasses.replace(CONFIG, head_dim=head_dim)), store=STORE)
+    address = node._store.arena.data_ptr()
+    assert is_mapped(address)
+    node.close()
+    assert not is_mapped(address)
+
+
+def is_mapped(address: int) -> bool:
+    """Whether the process has memory at an address."""
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
+
+
 @pytest.mark.parametrize("chunk_tokens", [0, 63, 100])
 def test_chunks_are_whole_blocks(chunk_tokens: int) -> None:
     with pytest.raises(ConfigError, match="multiple of 64"):
@@ -111,6 +129,12 @@ def fingerprint(model: LoadedModel, dtype: DType = DType.FP32, kernels: str = "n
     return fingerprint_of(model, dtype=dtype, kernels=kernels).digest()
 
 
+def with_token(model: LoadedModel, text: str) -> LoadedModel:
+    """The model with one more token in its vocabulary."""
+    model.tokenizer.backend.add_tokens([text])
+    return model
+
+
 def test_fingerprint_is_made_from_content() -> None:
     assert fingerprint(loaded()) == fingerprint(loaded())
     stretched = dataclasses.replace(CONFIG, rope=RopeScaling(kind=RopeKind.LINEAR, factor=2.0))
@@ -119,9 +143,25 @@ def test_fingerprint_is_made_from_content() -> None:
         fingerprint(loaded(stretched)),
         fingerprint(loaded(dataclasses.replace(CONFIG, rope_theta=20_000.0))),
         fingerprint(loaded(dtype=DType.BF16), DType.BF16),
+        fingerprint(loaded(dataclasses.replace(CONFIG, norm_eps=2e-5))),
+        fingerprint(with_token(loaded(), "<other>")),
         fingerprint(loaded(), kernels="torch"),
     ]
-    assert len({fingerprint(loaded()), *others}) == 6
+    assert len({fingerprint(loaded()), *others}) == 1 + len(others)
+
+
+def test_fingerprint_of_a_node_depends_on_the_instruction_set() -> None:
+    """Sums are rounded in another order by another one."""
+    before = _native.isa_current()
+    fingerprints = set()
+    try:
+        for isa in ("portable", before):
+            _native.isa_select(isa)
+            with Node.open(loaded(), store=STORE) as node:
+                fingerprints.add(node.engine._fingerprint)
+    finally:
+        _native.isa_select(before)
+    assert len(fingerprints) == len({"portable", before})
 
 
 def test_one_changed_weight_changes_the_fingerprint() -> None:

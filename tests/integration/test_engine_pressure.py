@@ -184,12 +184,16 @@ def test_request_waits_for_seals_that_are_under_way() -> None:
 def test_thousand_short_requests_leave_the_store_as_it_was() -> None:
     rig = make_rig(capacity_blocks=32)
     prompts = [prompt_tokens(seed, 66 + seed % 5) for seed in range(20)]
+    submitted = set()
+    finished: dict[RequestId, Finished] = {}
     for number in range(1000):
-        submit(rig, prompts[number * 7 % 20], max_new_tokens=1 + number % 2)
+        request = submit(rig, prompts[number * 7 % 20], max_new_tokens=1 + number % 2)
+        submitted.add(request)
         if number % 3 == 0:
-            rig.engine.step()
-    finished = rig.run()
-    assert len(finished) + rig.telemetry.value(names.REQUESTS_WAITING) <= 1000
+            finished |= {event.request: event for event in rig.engine.step() if isinstance(event, Finished)}
+    finished |= rig.run()
+    assert len(submitted) == 1000
+    assert set(finished) == submitted
     assert rig.telemetry.value(names.REQUESTS, reason="length") == 1000
     assert rig.telemetry.value(names.REQUESTS_IN_FLIGHT) == 0
     rig.check_idle()

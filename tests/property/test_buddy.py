@@ -33,12 +33,6 @@ class Buddy(RuleBasedStateMachine):
             self.room.release(offset)
             del self.owned[offset]
 
-    @rule(offset=extents, blocks=st.integers(1, 16))
-    def shrink(self, offset: int | None, blocks: int) -> None:
-        if offset is not None and extent_class(blocks) <= self.owned[offset]:
-            assert self.room.shrink(offset, blocks) == extent_class(blocks)
-            self.owned[offset] = extent_class(blocks)
-
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         self.room.check_integrity()

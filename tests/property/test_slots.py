@@ -53,20 +53,6 @@ class Slots(RuleBasedStateMachine):
         del self.content[pair]
         return pair
 
-    @rule(target=live, pair=consumes(live), blocks=SIZES)
-    def shrink(self, pair: Pair, blocks: int) -> Pair:
-        if blocks > pair[0].blocks:
-            return pair
-        try:
-            shrunk = self.store.shrink(pair[0], blocks)
-        except SlabBusyError:
-            with pytest.raises(SlabBusyError):
-                self.fake.shrink(pair[1], blocks)
-            return pair
-        new = (shrunk, self.fake.shrink(pair[1], blocks))
-        self.content[new] = self.content.pop(pair)
-        return new
-
     @rule(key=KEYS, pair=live)
     def submit(self, key: SlabKey, pair: Pair) -> None:
         try:

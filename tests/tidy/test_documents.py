@@ -6,7 +6,7 @@ from .sources import files, shown
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^(#+) +(.+?) *$", re.MULTILINE)
-ADR_LINES_MAX = 40
+ADR_LINES_MAX = 50
 
 
 def prose(file: Path) -> str:

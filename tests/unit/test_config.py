@@ -68,8 +68,8 @@ def test_file_in_the_current_folder_is_found(tmp_path: Path) -> None:
         ("model: {rope_scaling: ntk:0.5}", "model.rope_scaling.factor", "greater than 1"),
         ("model: {sorce: x}", "model.sorce", "unknown setting; did you mean source?"),
         ("modl: {source: x}", "modl", "unknown setting; did you mean model?"),
-        ("engine: 7", "engine", "valid dictionary"),
-        ("engine:", "engine", "valid dictionary"),
+        ("engine: 7", "engine", "must be a section"),
+        ("engine:", "engine", "must be a section"),
     ],
 )
 def test_bad_value_is_refused_with_field_value_origin_and_rule(
@@ -136,3 +136,11 @@ def test_golden_files_load_and_name_every_setting() -> None:
         for section, keys in yaml.safe_load(render(settings)).items():
             for key in keys:
                 assert re.search(rf"^  (# )?{key}:", text, re.MULTILINE), f"{file.name} lacks {section}.{key}"
+
+
+@pytest.mark.parametrize("text", ["model: bf16", "model: [1]", "1: 2", "null: 2", "model: {1: 2}", "engine: null"])
+def test_what_is_no_section_is_refused_whatever_the_flags_say(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"settings\.yaml"):
+        load(file=file, flags={"model": {}, "engine": {}})

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from h3kv.core.errors import RequestError
+from h3kv.core.units import format_size
 from h3kv.models.tokenizer import Tokenizer
+
+DOCUMENT_BYTES_MAX: Final = 64 << 20
+"""Some 16 million tokens: beyond any context. A device that never ends, such as /dev/zero, is refused by it too."""
 
 SYSTEM: Final = "You answer questions about the text that the user gives you."
 
@@ -15,16 +19,20 @@ def read_document(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        RequestError: missing, a folder, not readable, empty, or not UTF-8. The message says what to do.
+        RequestError: missing, a folder, not readable, endless, empty, or not UTF-8. The message says what to do.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(DOCUMENT_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise RequestError(f"document {path} does not exist: correct the path") from error
     except IsADirectoryError as error:
         raise RequestError(f"document {path} is a folder: name a text file in it") from error
     except OSError as error:
         raise RequestError(f"document {path} cannot be read ({error.strerror}): check its permissions") from error
+    if len(data) > DOCUMENT_BYTES_MAX:
+        limit = format_size(DOCUMENT_BYTES_MAX)
+        raise RequestError(f"document {path} is longer than {limit}: split it, no model reads that much at once")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -41,8 +49,12 @@ def check_question(question: str) -> str:
     """The question itself.
 
     Raises:
-        RequestError: it is empty.
+        RequestError: it is empty or not UTF-8.
     """
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the question is not UTF-8 text: check the terminal's encoding") from error
     if not question.strip():
         raise RequestError("the question is empty: give --question some text")
     return question

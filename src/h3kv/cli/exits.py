@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import typer
 
-from h3kv.core.errors import CancelledError, H3Error
+from h3kv.core.errors import H3Error
 
 ERROR: Final = 1
 INTERRUPTED: Final = 130
@@ -33,7 +33,7 @@ def exits() -> Iterator[None]:
     """Turn what a command raises into an exit code and a line on stderr."""
     try:
         yield
-    except (KeyboardInterrupt, CancelledError) as error:
+    except KeyboardInterrupt as error:
         _end("interrupted", INTERRUPTED, error)
     except H3Error as error:
         _end(f"error: {_with_flags(str(error))}", ERROR, error)

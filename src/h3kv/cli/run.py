@@ -96,10 +96,16 @@ def prompt(session: Session, document: str, question: str, sampling: SamplingPar
 
 
 def reach_further(session: Session, needed: int) -> str:
-    """The flags with which so many tokens fit the context."""
-    trained = session.context.trained_tokens or session.node.config.max_context
+    """What makes so many tokens fit the context: flags, or another model where none would do."""
+    config = session.node.config
+    trained = session.context.trained_tokens or config.max_context
     if needed <= trained:
         return f"give --max-context {needed}: the model was trained for {trained:,}"
+    if session.context.rope is None and config.is_scaled:
+        return (
+            f"choose a model that reaches further: this one brings its own rope scaling '{config.rope.kind}' to "
+            f"{trained:,} tokens and cannot be stretched"
+        )
     return (
         f"reach beyond the {trained:,} that the model was trained for, at some cost in quality, with --max-context "
         f"{needed} (static NTK rope scaling) or --rope ntk:{-(-needed // trained)}"

@@ -18,7 +18,7 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType
 from h3kv.core.units import describe_size
 from h3kv.engine.clock import MonotonicClock
-from h3kv.engine.engine import EngineConfig
+from h3kv.engine.config import EngineConfig
 from h3kv.machine import detect
 from h3kv.models.config import ModelConfig
 from h3kv.models.gguf_file import GgufFile
@@ -42,7 +42,7 @@ class Context:
     """How far a model reaches, and by what."""
 
     rope: RopeScaling | None
-    """Static scaling in place of the model's own."""
+    """Static scaling, for a model that brings none of its own."""
     trained_tokens: int | None
     """What the model reaches by itself; None when nothing asks for more."""
 
@@ -129,23 +129,23 @@ def choose_context(settings: ModelSettings, path: Path) -> Context:
     """The static rope scaling that the settings ask for.
 
     A maximum context beyond what the model reaches, without a scaling, means NTK: its factor follows from that number
-    alone, never from a prompt, so that cached keys stay true.
+    alone, never from a prompt, so that cached keys stay true. A model that brings its own scaling gets no other.
 
     Raises:
         ModelError: the configuration cannot be read.
+        ConfigError: the model brings its own scaling, and the settings ask for another or for more than it reaches.
     """
     if settings.rope_scaling is None and settings.max_context is None:
         return Context(None, None)
     config = model_config(path)
+    rope = None
     if settings.rope_scaling is not None:
-        scaling = settings.rope_scaling
-        return Context(RopeScaling(RopeKind(scaling.type), scaling.factor), config.max_context)
-    assert settings.max_context is not None
-    if settings.max_context <= config.max_context:
-        return Context(None, config.max_context)
-    trained_tokens = config.rope.original_context or config.max_context
-    factor = math.ceil(FACTOR_STEPS * settings.max_context / trained_tokens) / FACTOR_STEPS
-    return Context(RopeScaling(RopeKind.NTK, factor), config.max_context)
+        rope = RopeScaling(RopeKind(settings.rope_scaling.type), settings.rope_scaling.factor)
+    elif settings.max_context is not None and settings.max_context > config.max_context and not config.is_scaled:
+        factor = math.ceil(FACTOR_STEPS * settings.max_context / config.max_context) / FACTOR_STEPS
+        rope = RopeScaling(RopeKind.NTK, factor)
+    config.with_context(rope, settings.max_context)  # Refuses now what loading would refuse.
+    return Context(rope, config.max_context)
 
 
 def model_config(path: Path) -> ModelConfig:

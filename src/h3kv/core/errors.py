@@ -9,7 +9,6 @@ H3Error                      code                  retry   what the caller does
 │  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
 │  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
 ├─ SlabError
-│  ├─ SlabNotFoundError      NOT_FOUND             no      recompute the tokens
 │  └─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
 ├─ TierError
 │  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
@@ -17,7 +16,8 @@ H3Error                      code                  retry   what the caller does
 ├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
 ├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
 ├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
-└─ CancelledError            CANCELLED             no      nothing: the caller asked for it
+├─ NumericsError             DATA_LOSS             no      try another dtype, or fetch the model again
+└─ InternalError             INTERNAL              no      report our mistake: its cause is attached
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Code(enum.StrEnum):
     ABORTED = "ABORTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
 
 
 class Retry(enum.StrEnum):
@@ -121,7 +121,7 @@ class ModelUnsupportedError(ModelError):
 class SlabError(H3Error):
     """Something about one slab."""
 
-    code = Code.NOT_FOUND
+    code = Code.ABORTED
     reason = "SLAB"
 
     def __init__(self, message: str, *, key: SlabKey) -> None:
@@ -129,16 +129,9 @@ class SlabError(H3Error):
         self.key = key
 
 
-class SlabNotFoundError(SlabError):
-    """No visible slab has this key."""
-
-    reason = "SLAB_NOT_FOUND"
-
-
 class SlabBusyError(SlabError):
     """The slab is in flight or already there."""
 
-    code = Code.ABORTED
     reason = "SLAB_BUSY"
     retry = Retry.YES
 
@@ -188,19 +181,26 @@ class ShapeError(H3Error):
 
 
 class HostMemoryError(H3Error):
-    """The machine has too little memory for what was asked."""
+    """The machine has too little memory for what was asked; None where a number is not known."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "HOST_MEMORY"
 
-    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int | None) -> None:
+    def __init__(self, message: str, *, needed_bytes: int | None, available_bytes: int | None) -> None:
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
 
 
-class CancelledError(H3Error):
-    """The request was cancelled between two steps."""
+class NumericsError(H3Error):
+    """A result that should be a number is none."""
 
-    code = Code.CANCELLED
-    reason = "CANCELLED"
+    code = Code.DATA_LOSS
+    reason = "NUMERICS"
+
+
+class InternalError(H3Error):
+    """Something that should not happen; what it was is the `__cause__`."""
+
+    code = Code.INTERNAL
+    reason = "INTERNAL"

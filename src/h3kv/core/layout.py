@@ -25,9 +25,13 @@ that stride however many blocks are in use.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from h3kv.core.limits import BLOCK_TOKENS, DIRECT_IO_BYTES
 from h3kv.core.types import DType, Encoding
+
+LAYOUT_VERSION: Final = 1
+"""Number of the order drawn above. Another order of the bytes is another number: pages are kept by it."""
 
 
 @dataclass(frozen=True, slots=True)

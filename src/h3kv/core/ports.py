@@ -1,6 +1,7 @@
 """Seams between the parts. Each is small enough to fake, and each has one conformance suite.
 
-`policy.step(state, events, now_ns) -> (state, plan)` is the fifth seam; it is a function, so it needs no class here.
+What `h3kv.policy` decides needs no class here: it comes as functions of plain values. Where slabs lie is not decided
+yet: there is one tier, and a policy of placement comes with the others.
 """
 
 from __future__ import annotations
@@ -41,13 +42,6 @@ class BlockStore(Protocol):
 
     def address(self, handle: SlotHandle) -> int:
         """Address of the slot's first byte, valid until `release`. Raises StaleHandleError."""
-        ...
-
-    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
-        """Give back the tail of a reserved slot; the bytes of the first `blocks` blocks stay where they are.
-
-        Raises StaleHandleError; the old handle is stale afterwards unless the class did not change.
-        """
         ...
 
     def submit(self, moves: Sequence[Move]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from h3kv.core.errors import ContextLengthError, TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import StoreStatistics
 from h3kv.core.units import format_size
 from h3kv.engine.request import Request
-from h3kv.policy.admission import blocks_of, cached_tokens_max
+from h3kv.policy.admission import bound_cached_tokens, count_blocks
 
 
 def check_context(request: Request, context_tokens: int) -> None:
@@ -35,15 +35,14 @@ def check_memory(request: Request, layout: CacheLayout, tier: StoreStatistics) -
         TierFullError: it does not; the message has the sum and the cap that would do.
     """
     prompt, answer = len(request.prompt), request.sampling.max_new_tokens
-    blocks = blocks_of(cached_tokens_max(prompt, answer))
+    blocks = count_blocks(bound_cached_tokens(prompt, answer))
     needed_bytes = blocks * layout.block_bytes
     if needed_bytes <= tier.capacity_bytes:
         return
     unit_bytes = layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
     enough_bytes = -(-needed_bytes // unit_bytes) * unit_bytes
-    sinks = SINK_BLOCKS * BLOCK_TOKENS
     raise TierFullError(
-        f"{prompt} prompt tokens + {answer} answer tokens, {sinks} of them attention sinks, take {blocks} blocks x "
+        f"{prompt} prompt tokens + {answer} answer tokens take {blocks} blocks x "
         f"{layout.block_bytes} bytes = {needed_bytes} bytes ({format_size(needed_bytes)}) of KV, but the {tier.tier} "
         f"tier's cap is {tier.capacity_bytes} bytes; raise device.kv_bytes to at least {enough_bytes}, shorten the "
         "prompt, or lower max_new_tokens",

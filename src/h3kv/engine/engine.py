@@ -12,38 +12,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import torch
 
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import ConfigError, H3Error, TierFullError
-from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.errors import H3Error, InternalError, TierFullError
 from h3kv.core.ports import Clock, Directory, Telemetry
 from h3kv.engine.admission import check_context, check_memory
+from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, Failed, Finished, RequestStatistics, TokenGenerated
+from h3kv.engine.failures import failure_of
 from h3kv.engine.reporting import Reporter
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.segments import SegmentTable
-from h3kv.engine.sequence import LanguageModel, Sequence, Vocabulary
+from h3kv.engine.sequence import LanguageModel, RunningSequence, Vocabulary
 from h3kv.engine.sequence_kv import SequenceKv, open_kv
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How requests are run."""
-
-    chunk_tokens: int = 1024
-    """Prompt tokens of one step: a multiple of 64. Larger chunks use the cores better; a cancellation waits for the
-    end of a chunk."""
-
-    def __post_init__(self) -> None:
-        if self.chunk_tokens < BLOCK_TOKENS or self.chunk_tokens % BLOCK_TOKENS:
-            raise ConfigError(
-                f"chunk_tokens = {self.chunk_tokens}: must be a multiple of {BLOCK_TOKENS}", field="engine.chunk_tokens"
-            )
 
 
 class Engine:
@@ -53,7 +38,7 @@ class Engine:
         model: reads chunks and gives scores.
         segments: over the store that holds the KV; the caller closes the store after the engine.
         directory: the one in which `segments` publishes.
-        kernels: attention over the store's pages.
+        page_kernels: attention over the store's pages.
         vocabulary: text and end tokens.
         fingerprint: digest of everything but the tokens that decides the KV.
         device: where the model lies.
@@ -68,7 +53,7 @@ class Engine:
         segments: SegmentTable,
         *,
         directory: Directory,
-        kernels: PageKernels,
+        page_kernels: PageKernels,
         vocabulary: Vocabulary,
         fingerprint: bytes,
         device: torch.device,
@@ -79,7 +64,7 @@ class Engine:
         self._model = model
         self._segments = segments
         self._directory = directory
-        self._kernels = kernels
+        self._page_kernels = page_kernels
         self._vocabulary = vocabulary
         self._fingerprint = fingerprint
         self._device = device
@@ -88,7 +73,7 @@ class Engine:
         self._reporter = Reporter(telemetry)
         self._next_id = 1
         self._waiting: deque[WaitingRequest] = deque()
-        self._running: deque[Sequence] = deque()
+        self._running: deque[RunningSequence] = deque()
         # Whether the first waiting request may try to start: room changes only when a request ends.
         self._may_admit = True
         # Events of the step that is being taken; those that no stream took; those that streams have not given out yet.
@@ -123,11 +108,14 @@ class Engine:
     def step(self) -> list[Event]:
         """Start what has room, then advance one running sequence by a chunk or a token.
 
-        An error that belongs to one request becomes its `Failed`. Any other exception, such as KeyboardInterrupt,
-        ends the sequence that was running, which then holds nothing, and goes on to the caller.
+        What goes wrong in one request becomes its `Failed`. KeyboardInterrupt and SystemExit end the sequence that was
+        running, which then holds nothing, and go on to the caller.
+
+        Returns:
+            Events of requests that no open stream of `generate` waits for; a stream's events go to the stream.
         """
-        events = self._step()
-        events, self._unclaimed = self._unclaimed + events, []
+        self._dispatch(self._step())
+        events, self._unclaimed = self._unclaimed, []
         return events
 
     def cancel(self, request_id: RequestId) -> Finished | None:
@@ -136,10 +124,7 @@ class Engine:
         Returns:
             The last event of the request, which no step reports any more; None when it is unknown or has ended.
         """
-        finished = self._cancel_waiting(request_id) or self._cancel_running(request_id)
-        if finished is not None and request_id in self._streams:
-            self._streams[request_id].append(finished)
-        return finished
+        return self._cancel_waiting(request_id) or self._cancel_running(request_id)
 
     def generate(self, request: Request) -> Generator[Event]:
         """Events of one request until it has finished; other requests go on beside it.
@@ -155,6 +140,8 @@ class Engine:
             while True:
                 while not inbox:
                     self._dispatch(self._step())
+                    if not inbox and not self._is_alive(request_id):
+                        raise InternalError(f"request {request_id} ended without a last event: report it")
                 event = inbox.popleft()
                 if isinstance(event, Failed):
                     raise event.error
@@ -162,8 +149,8 @@ class Engine:
                 if isinstance(event, Finished):
                     return
         finally:
-            self.cancel(request_id)
             del self._streams[request_id]
+            self.cancel(request_id)
             self._events = [event for event in self._events if event.request != request_id]
 
     def close(self) -> None:
@@ -186,6 +173,11 @@ class Engine:
         held = sum(sequence.kv.pins for sequence in self._running)
         assert pins == held, f"{pins} pins, but running sequences hold {held}"
 
+    def _is_alive(self, request_id: RequestId) -> bool:
+        """Whether further events of a request may come."""
+        is_waiting = any(waiting.id == request_id for waiting in self._waiting)
+        return is_waiting or any(sequence.id == request_id for sequence in self._running)
+
     def _step(self) -> list[Event]:
         self._segments.poll()
         self._admit()
@@ -201,13 +193,7 @@ class Engine:
         while self._waiting and self._may_admit:
             waiting = self._waiting[0]
             try:
-                kv = open_kv(
-                    waiting.need,
-                    self._directory,
-                    self._segments,
-                    kernels=self._kernels,
-                    is_alone=not self._running,
-                )
+                self._start(waiting)
             except TierFullError as error:
                 if self._running or not self._segments.is_settled:
                     # One of them will end and give room back, or a seal will, which can then be evicted.
@@ -215,25 +201,47 @@ class Engine:
                     return
                 self._waiting.popleft()
                 self._fail(waiting.id, error)
-            else:
+            except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
                 self._waiting.popleft()
-                self._start(waiting, kv)
+                self._fail(waiting.id, failure_of(error))
+            else:
+                self._reporter.started(self._running[-1].statistics())
+            self._report()
 
-    def _start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
-        sequence = Sequence(
-            waiting.id,
-            waiting.request,
-            kv,
-            vocabulary=self._vocabulary,
-            submitted_ns=waiting.submitted_ns,
-            started_ns=self._clock.now_ns(),
+    def _start(self, waiting: WaitingRequest) -> None:
+        """Make the first waiting request a running one. Whatever is raised, it still waits and holds nothing."""
+        kv = open_kv(
+            waiting.need,
+            self._directory,
+            self._segments,
+            page_kernels=self._page_kernels,
+            is_alone=not self._running,
         )
-        self._running.append(sequence)
-        self._reporter.started(sequence.statistics())
-        self._report()
+        try:
+            sequence = RunningSequence(
+                waiting.id,
+                waiting.request,
+                kv,
+                vocabulary=self._vocabulary,
+                submitted_ns=waiting.submitted_ns,
+                started_ns=self._clock.now_ns(),
+            )
+            self._running.append(sequence)
+            self._waiting.popleft()
+        except BaseException:
+            self._undo_start(waiting, kv)
+            raise
 
-    def _advance(self, sequence: Sequence) -> None:
-        """One step of one sequence; what ends it is turned into its last event."""
+    def _undo_start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
+        """Make a request the first waiting one again, wherever its start was interrupted."""
+        kv.close(())
+        if self._running and self._running[-1].kv is kv:
+            self._running.pop()
+        if not self._waiting or self._waiting[0] is not waiting:
+            self._waiting.appendleft(waiting)
+
+    def _advance(self, sequence: RunningSequence) -> None:
+        """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
         before = sequence.kv.cache.tokens
         try:
             events = sequence.step(
@@ -243,18 +251,18 @@ class Engine:
                 prefill_tokens=max(min(sequence.kv.cache.tokens, sequence.prompt_tokens) - before, 0),
                 decode_tokens=sum(isinstance(event, TokenGenerated) for event in events),
             )
-        except H3Error as error:
+        except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
+            self._fail(sequence.id, failure_of(error))
             self._end(sequence)
-            self._fail(sequence.id, error)
             return
         except BaseException:
-            self._end(sequence)
             self._events.append(self._finish(sequence.id, FinishReason.CANCELLED, sequence.statistics()))
+            self._end(sequence)
             raise
         self._events += events
         if sequence.finish_reason is not None:
-            self._end(sequence)
             self._events.append(self._finish(sequence.id, sequence.finish_reason, sequence.statistics()))
+            self._end(sequence)
 
     def _cancel_waiting(self, request_id: RequestId) -> Finished | None:
         waiting = next((waiting for waiting in self._waiting if waiting.id == request_id), None)
@@ -264,16 +272,24 @@ class Engine:
         self._may_admit = True
         self._report()
         statistics = waiting.statistics(self._clock.now_ns(), self._segments.tier)
-        return self._finish(request_id, FinishReason.CANCELLED, statistics)
+        return self._cancelled(request_id, statistics)
 
     def _cancel_running(self, request_id: RequestId) -> Finished | None:
         sequence = next((sequence for sequence in self._running if sequence.id == request_id), None)
         if sequence is None:
             return None
+        finished = self._cancelled(request_id, sequence.statistics())
         self._end(sequence)
-        return self._finish(request_id, FinishReason.CANCELLED, sequence.statistics())
+        return finished
 
-    def _end(self, sequence: Sequence) -> None:
+    def _cancelled(self, request_id: RequestId, statistics: RequestStatistics) -> Finished:
+        """The last event, which the request's stream gets too if one is open."""
+        finished = self._finish(request_id, FinishReason.CANCELLED, statistics)
+        if request_id in self._streams:
+            self._streams[request_id].append(finished)
+        return finished
+
+    def _end(self, sequence: RunningSequence) -> None:
         """Take a sequence off and give back all that it holds."""
         self._running.remove(sequence)
         self._may_admit = True

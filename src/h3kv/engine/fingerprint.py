@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from h3kv.core.hashing import Fingerprint
+from h3kv.core.layout import LAYOUT_VERSION
 from h3kv.core.types import DType, Encoding
 from h3kv.models.loader import LoadedModel
 from h3kv.models.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ def fingerprint_of(model: LoadedModel, *, dtype: DType, kernels: str) -> Fingerp
     Args:
         model: as loaded.
         dtype: of weights and pages.
-        kernels: which arithmetic computes it.
+        kernels: which arithmetic computes it, instruction set included: sums are rounded in its order.
 
     Cost: hashes all weights, about 1.5 GB/s for each core.
     """
@@ -33,7 +34,7 @@ def fingerprint_of(model: LoadedModel, *, dtype: DType, kernels: str) -> Fingerp
         rope=f"{config.rope_theta} {config.rope}",
         tokenizer=_tokenizer_digest(model.tokenizer),
         encoding=Encoding.RAW,
-        fidelity=f"exact {kernels}",
+        fidelity=f"exact, {kernels}, page layout {LAYOUT_VERSION}",
     )
 
 

@@ -53,14 +53,19 @@ def mount_prefix(keys: Sequence[BlockKey], directory: Directory, segments: Segme
     Args:
         keys: of the prompt's blocks that may be reused.
         directory: gives hints.
-        segments: pins; the caller unpins every mount.
+        segments: pins; the caller unpins every mount. When something is raised, nothing is pinned.
     """
     mounts: list[Mount] = []
     start = 0
-    for segment_id, blocks in cover(directory.find(keys)):
-        segment = segments.pin(segment_id, keys=keys[start : start + blocks])
-        if segment is None:
-            break
-        mounts.append(Mount(segment, blocks))
-        start += blocks
+    try:
+        for segment_id, blocks in cover(directory.find(keys)):
+            segment = segments.pin(segment_id, keys=keys[start : start + blocks])
+            if segment is None:
+                break
+            mounts.append(Mount(segment, blocks))
+            start += blocks
+    except BaseException:
+        for mount in mounts:
+            segments.unpin(mount.segment)
+        raise
     return mounts

@@ -23,8 +23,10 @@ def _require(fulfilled: bool, field: str, value: object, rule: str) -> None:
         raise RequestError(f"{field} = {value!r}: {rule}")
 
 
-def _are_stops(stops: tuple[object, ...]) -> bool:
-    return len(stops) <= STOPS_MAX and all(isinstance(stop, str) and stop for stop in stops)
+def _are_stops(stops: object) -> bool:
+    return (
+        isinstance(stops, tuple) and len(stops) <= STOPS_MAX and all(isinstance(stop, str) and stop for stop in stops)
+    )
 
 
 def _is_int(value: object, *, least: int, most: int | None = None) -> bool:
@@ -32,6 +34,10 @@ def _is_int(value: object, *, least: int, most: int | None = None) -> bool:
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return value >= least and (most is None or value <= most)
+
+
+def _are_tokens(tokens: object) -> bool:
+    return isinstance(tokens, tuple) and all(_is_int(token, least=0) for token in tokens)
 
 
 def _is_number(value: object) -> bool:
@@ -77,20 +83,31 @@ class SamplingParameters:
         _require(_is_int(self.seed, least=0, most=SEED_MAX), "seed", self.seed, rule)
         rule = "must be a whole number from 1"
         _require(_is_int(self.max_new_tokens, least=1), "max_new_tokens", self.max_new_tokens, rule)
-        _require(_are_stops(self.stop), "stop", self.stop, f"must be up to {STOPS_MAX} strings, none empty")
-        ids_fit = all(_is_int(token, least=0) for token in self.stop_token_ids)
-        _require(ids_fit, "stop_token_ids", self.stop_token_ids, "must be token numbers from 0")
+        _require(_are_stops(self.stop), "stop", self.stop, f"must be a tuple of up to {STOPS_MAX} strings, none empty")
+        rule = "must be a tuple of token numbers from 0"
+        _require(_are_tokens(self.stop_token_ids), "stop_token_ids", self.stop_token_ids, rule)
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "must be true or false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and how to answer it."""
+    """One prompt and how to answer it.
+
+    Raises:
+        RequestError: a field of another type; the message names it.
+    """
 
     prompt: tuple[int, ...]
     """Token numbers, at least one."""
     sampling: SamplingParameters = SamplingParameters()
     tenant: bytes = b""
     """Salt of the block keys: only requests with the same salt share KV."""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.prompt, tuple), "prompt", self.prompt, "must be a tuple of token numbers")
+        rule = "must be SamplingParameters"
+        _require(isinstance(self.sampling, SamplingParameters), "sampling", self.sampling, rule)
+        _require(isinstance(self.tenant, bytes), "tenant", self.tenant, "must be bytes")
 
     def check(self, vocabulary_size: int) -> None:
         """Check the prompt against the model.

@@ -5,11 +5,13 @@ Shapes: V vocabulary, C candidates, N those of them that are left.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from h3kv.core.errors import NumericsError
 from h3kv.engine.request import SamplingParameters
 
 NUCLEUS_FIRST: Final = 1024
@@ -33,11 +35,20 @@ class Sampler:
         Args:
             logits_V: fp32 scores on any device. Not modified.
 
+        Raises:
+            NumericsError: a score is NaN, or the largest is infinite.
+
         Cost: one pass when greedy, a few with a temperature; with `top_p`, rarely a sort of the vocabulary.
         """
+        # The first of equal maxima, as torch promises; NaN counts as the largest.
+        likeliest = int(logits_V.argmax())
+        if not math.isfinite(logits_V[likeliest]):
+            raise NumericsError(
+                f"the model's score of token {likeliest} is {float(logits_V[likeliest])}: its weights are damaged, or "
+                "too large for this element type; try --dtype fp32 or fetch the model again"
+            )
         if self._parameters.temperature == 0:
-            # The first of equal maxima, as torch promises.
-            return int(logits_V.argmax())
+            return likeliest
         ids_C, probabilities_C = self._candidates(logits_V.cpu())
         # The inverse of the cumulative distribution, in fp64 and in a fixed order: one random number for each token.
         sums_C = probabilities_C.cumsum(0)

@@ -2,7 +2,7 @@
 
     OPEN --seal--> SEALING --every move ended well--> SEALED --evict--> gone
       |               |
-      |               +--a move failed--> PRIVATE --last unpin--> gone
+      |               +--a move failed or could not start--> PRIVATE --last unpin--> gone
       +--last unpin--> gone
 
 An OPEN or PRIVATE segment serves the sequence that opened it. A SEALED one is immutable, its keys are in the directory,
@@ -11,6 +11,7 @@ and it stays after its last unpin until its room is needed.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import BlockStore, Directory, Telemetry
 from h3kv.core.types import BlockKey, Completion, Move, SegmentId, SlabKey, SlotHandle, StoreStatistics, Tier
-from h3kv.policy.eviction import Candidate, eviction_order
+from h3kv.policy.eviction import Candidate, order_evictions
 from h3kv.telemetry import names
 
 
@@ -110,19 +111,25 @@ class SegmentTable:
         """
         handles = self._reserve(sizes)
         opened: list[Segment] = []
-        for at, blocks in enumerate(sizes):
-            handles_L = tuple(handles[at * self.layout.layers : (at + 1) * self.layout.layers])
-            addresses_L = tuple(self._store.address(handle) for handle in handles_L)
-            segment = Segment(SegmentId(self._next_id), blocks, handles_L, addresses_L)
-            self._next_id += 1
-            self._segments[segment.id] = segment
-            opened.append(segment)
+        try:
+            for at, blocks in enumerate(sizes):
+                handles_L = tuple(handles[at * self.layout.layers : (at + 1) * self.layout.layers])
+                addresses_L = tuple(self._store.address(handle) for handle in handles_L)
+                opened.append(Segment(SegmentId(self._next_id), blocks, handles_L, addresses_L))
+                self._next_id += 1
+            self._segments.update((segment.id, segment) for segment in opened)
+        except BaseException:
+            for segment in opened:
+                self._segments.pop(segment.id, None)
+            self._store.release(handles)
+            raise
         return opened
 
     def seal(self, segment: Segment, keys: Sequence[BlockKey], *, parent: Segment | None) -> None:
         """Make the first `len(keys)` blocks of an open segment immutable, and shared as soon as its moves end.
 
-        The room stays as it is, since a slab's stride is its room. A move that fails leaves the segment to its owner.
+        The room stays as it is, since a slab's stride is its room. A move that fails, or a store that refuses them,
+        leaves the segment to its owner; neither is raised.
 
         Args:
             segment: open; its blocks' bytes are all written.
@@ -135,9 +142,15 @@ class SegmentTable:
         segment.parent = None if parent is None else parent.id
         segment.phase = Phase.SEALING
         segment.moves_in_flight = len(segment.handles_L)
-        self._store.submit(
-            [Move(SlabKey(segment.id, layer), handle, None) for layer, handle in enumerate(segment.handles_L)]
-        )
+        moves = [Move(SlabKey(segment.id, layer), handle, None) for layer, handle in enumerate(segment.handles_L)]
+        try:
+            self._store.submit(moves)
+        except Exception:  # noqa: BLE001  (a prefix that is not shared is only computed again: serving goes on)
+            self._give_up_seal(segment)
+            return
+        except BaseException:
+            self._give_up_seal(segment)
+            raise
         self.poll()
 
     def poll(self) -> None:
@@ -193,6 +206,8 @@ class SegmentTable:
         for segment in self._segments.values():
             assert segment.addresses_L == tuple(self._store.address(handle) for handle in segment.handles_L)
             assert segment.pins > 0 or segment.phase in {Phase.SEALING, Phase.SEALED}, f"segment {segment.id} leaked"
+            is_sealing = segment.phase is Phase.SEALING
+            assert is_sealing == (segment.moves_in_flight > 0), f"segment {segment.id} waits for no move"
             if segment.phase is Phase.SEALED:
                 for layer, handle in enumerate(segment.handles_L):
                     assert self._store.lookup(SlabKey(segment.id, layer)) == handle
@@ -201,6 +216,10 @@ class SegmentTable:
         """Slots for all layers of segments of these sizes, segment by segment."""
         slots = [blocks for blocks in sizes for _ in range(self.layout.layers)]
         needed_bytes = self.layout.block_bytes * sum(sizes)
+        if needed_bytes <= self._store.statistics().free_bytes:
+            # Refused where the free room lies in too small pieces.
+            with contextlib.suppress(TierFullError):
+                return self._store.reserve(slots)
         victims = self._victims()
         evictable_bytes = sum(self.layout.block_bytes * victim.room_blocks for victim in victims)
         self._check_room(needed_bytes, evictable_bytes)
@@ -234,7 +253,7 @@ class SegmentTable:
             for segment in self._segments.values()
             if segment.phase is Phase.SEALED
         ]
-        return [self._segments[segment] for segment in eviction_order(candidates)]
+        return [self._segments[segment] for segment in order_evictions(candidates)]
 
     def _evict(self, segment: Segment) -> None:
         self._directory.withdraw(segment.keys, segment.id)
@@ -247,19 +266,27 @@ class SegmentTable:
         self._store.release(segment.handles_L)
 
     def _end_move(self, completion: Completion) -> None:
-        segment = self._segments[completion.move.key.segment]
+        segment = self._segments.get(completion.move.key.segment)
+        if segment is None or segment.phase is not Phase.SEALING:
+            # Its seal was given up while the store took the moves.
+            return
         segment.moves_in_flight -= 1
         segment.move_failed |= completion.error is not None
         if segment.moves_in_flight > 0:
             return
         if segment.move_failed:
-            segment.phase = Phase.PRIVATE
-            self._telemetry.count(names.FAILED_SEALS, tier=self.tier)
-            if segment.pins == 0:
-                self._remove(segment)
+            self._give_up_seal(segment)
             return
         segment.phase = Phase.SEALED
         self._directory.publish(segment.keys, segment.id)
+
+    def _give_up_seal(self, segment: Segment) -> None:
+        """Leave a segment to its owner, whose last pin takes it away."""
+        segment.phase = Phase.PRIVATE
+        segment.moves_in_flight = 0
+        self._telemetry.count(names.FAILED_SEALS, tier=self.tier)
+        if segment.pins == 0:
+            self._remove(segment)
 
     def _touch(self, segment: Segment) -> None:
         self._tick += 1

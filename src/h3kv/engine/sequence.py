@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
         ...
 
 
-class Sequence:
+class RunningSequence:
     """Advances by one chunk or one token at a time. Its owner closes `kv` when it ended.
 
     Args:

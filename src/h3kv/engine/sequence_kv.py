@@ -8,6 +8,7 @@ A sequence pins every segment that it reads until it ends.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from h3kv.core.ports import Directory
 from h3kv.core.types import BlockKey, Tier
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import Segment, SegmentTable
-from h3kv.policy.admission import rooms
+from h3kv.policy.admission import plan_rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class SequenceKv:
         mounts: reused beginnings, pinned.
         own: open segments with room for all other tokens, pinned.
         segments: where both come from.
-        kernels: of the page cache.
+        page_kernels: of the page cache.
         keys: the root key, then those of the prompt's whole blocks. Taken over.
     """
 
@@ -48,7 +49,7 @@ class SequenceKv:
         own: Sequence[Segment],
         *,
         segments: SegmentTable,
-        kernels: PageKernels,
+        page_kernels: PageKernels,
         keys: list[BlockKey],
     ) -> None:
         self._segments = segments
@@ -57,7 +58,7 @@ class SequenceKv:
         self._keys = keys
         self._reused_blocks = sum(mount.blocks for mount in mounts)
         pages = self._reused_blocks + sum(segment.room_blocks for segment in own)
-        self.cache = PagedCache(kernels, segments.layout, pages=pages)
+        self.cache = PagedCache(page_kernels, segments.layout, pages=pages)
         self._open: list[_Own] = []
         for mount in mounts:
             self.cache.mount(mount.segment.addresses_L, mount.blocks, room_blocks=mount.segment.room_blocks)
@@ -84,12 +85,16 @@ class SequenceKv:
             self._seal(own, own.end, tokens)
 
     def close(self, tokens: Sequence[int]) -> None:
-        """Share the whole blocks that are left, then give all pins and all other room back."""
+        """Share the whole blocks that are left, then give all pins and all other room back.
+
+        Sharing that goes wrong costs the reuse of those blocks and is not raised: the sequence has ended either way.
+        """
         whole_blocks = min(self.cache.tokens, len(tokens)) // BLOCK_TOKENS
         try:
-            for own in self._open:
-                if whole_blocks > own.start:
-                    self._seal(own, min(own.end, whole_blocks), tokens)
+            with contextlib.suppress(Exception):
+                for own in self._open:
+                    if whole_blocks > own.start:
+                        self._seal(own, min(own.end, whole_blocks), tokens)
         finally:
             self._open.clear()
             while self._pinned:
@@ -118,7 +123,7 @@ class KvNeed:
 
 
 def open_kv(
-    need: KvNeed, directory: Directory, segments: SegmentTable, *, kernels: PageKernels, is_alone: bool
+    need: KvNeed, directory: Directory, segments: SegmentTable, *, page_kernels: PageKernels, is_alone: bool
 ) -> SequenceKv:
     """Room for a sequence, with as much of its beginning reused as is known.
 
@@ -126,18 +131,19 @@ def open_kv(
         need: of the sequence.
         directory: names known blocks.
         segments: gives pins and room.
-        kernels: of the page cache.
+        page_kernels: of the page cache.
         is_alone: no other sequence will give room back: then reuse is given up piece by piece where the reused
             segments themselves take the room. A partly used segment pins all of its blocks.
 
     Raises:
         TierFullError: the room is pinned by others. Nothing is held then.
     """
-    mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], directory, segments)
+    mounts: list[Mount] = []
     own: list[Segment] = []
     try:
+        mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], directory, segments)
         own = _open_own(need, mounts, segments, may_unmount=is_alone)
-        return SequenceKv(mounts, own, segments=segments, kernels=kernels, keys=list(need.keys))
+        return SequenceKv(mounts, own, segments=segments, page_kernels=page_kernels, keys=list(need.keys))
     except BaseException:
         for segment in [*own, *(mount.segment for mount in mounts)]:
             segments.unpin(segment)
@@ -148,7 +154,7 @@ def _open_own(need: KvNeed, mounts: list[Mount], segments: SegmentTable, *, may_
     """Segments for all blocks behind the mounts. Takes mounts off the end of the list where it may and must."""
     while True:
         try:
-            return segments.open(rooms(sum(mount.blocks for mount in mounts), need.prompt_blocks, need.blocks))
+            return segments.open(plan_rooms(sum(mount.blocks for mount in mounts), need.prompt_blocks, need.blocks))
         except TierFullError:
             if not (may_unmount and mounts):
                 raise

@@ -11,7 +11,7 @@ from h3kv.engine.events import RequestStatistics
 from h3kv.engine.prefix import reusable_blocks
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.sequence_kv import KvNeed
-from h3kv.policy.admission import blocks_of, cached_tokens_max
+from h3kv.policy.admission import bound_cached_tokens, count_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +44,5 @@ def need_of(request: Request, fingerprint: bytes) -> KvNeed:
         keys=[root, *extend_keys(root, request.prompt)],
         reusable_blocks=reusable_blocks(prompt_tokens),
         prompt_blocks=prompt_tokens // BLOCK_TOKENS,
-        blocks=blocks_of(cached_tokens_max(prompt_tokens, request.sampling.max_new_tokens)),
+        blocks=count_blocks(bound_cached_tokens(prompt_tokens, request.sampling.max_new_tokens)),
     )

@@ -93,19 +93,6 @@ class BuddyAllocator:
         self._used_blocks += wanted
         return offset
 
-    def shrink(self, offset: int, blocks: int) -> int:
-        """Give back what an extent has beyond the class of `blocks`.
-
-        Returns:
-            The extent's size now, in blocks.
-        """
-        size, wanted = self._used[offset], extent_class(blocks)
-        assert wanted <= size, f"an extent of {size} blocks cannot shrink to {wanted}"
-        self._give_back_tail(offset, size=size, keep=wanted)
-        self._used[offset] = wanted
-        self._used_blocks -= size - wanted
-        return wanted
-
     def release(self, offset: int) -> None:
         """Give an extent back."""
         size = self._used.pop(offset)

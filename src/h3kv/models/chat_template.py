@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from h3kv.core.errors import ModelCorruptError, RequestError
@@ -13,12 +17,29 @@ from h3kv.core.errors import ModelCorruptError, RequestError
 Messages = Sequence[Mapping[str, str]]
 """Each with a `role` and its `content`."""
 
+_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""Jinja's own, and what Python raises for an operation in a template that its operands do not allow."""
+
+_GENERATION_TAGS = {"generation"}
+
+
+class _Generation(Extension):
+    """The tags around what the model itself says. Training masks by them; here they only open a scope."""
+
+    tags = _GENERATION_TAGS
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The statements between the tags."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
 
 class ChatTemplate:
     """A compiled chat template.
 
-    It sees what transformers' templates see, but for the date: the same conversation always gives the same text, so
-    that its prefix can be found in the cache.
+    It sees the variables, filters and tags that transformers gives a conversation without tools and documents, but no
+    clock: `strftime_now` is undefined and templates state a fixed date instead. So the same conversation always gives
+    the same text, and its prefix can be found in the cache.
     """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], path: str) -> None:
@@ -34,8 +55,9 @@ class ChatTemplate:
         """
         self.source = source
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
+        environment.filters["tojson"] = _to_json
         try:
             self._template = environment.from_string(source, {**special_tokens, "raise_exception": _refuse})
         except jinja2.TemplateSyntaxError as error:
@@ -49,11 +71,25 @@ class ChatTemplate:
             RequestError: the template refuses these messages.
         """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
-        except jinja2.TemplateError as error:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=add_generation_prompt
+            )
+        except _RENDER_ERRORS as error:
             message = f"the model's chat template refuses these messages ({error}); change their roles or order"
             raise RequestError(message) from error
 
 
 def _refuse(reason: str) -> NoReturn:
     raise jinja2.TemplateError(reason)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    *,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from h3kv.core.errors import ConfigError, ModelCorruptError, ModelUnsupportedError
 from h3kv.core.limits import HEAD_DIM_MAX
 from h3kv.models.kernels import HeadGeometry
-from h3kv.models.rope import RopeScaling
+from h3kv.models.rope import RopeKind, RopeScaling
+
+HEAD_DIM_MIN: Final = 4
+"""Two rotated pairs: NTK scaling keeps the first and stretches the last."""
 
 
 class Family(enum.StrEnum):
@@ -52,16 +56,28 @@ class ModelConfig:
         """How the fused projection divides into heads."""
         return HeadGeometry(self.heads, self.kv_heads, self.head_dim)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Positions are scaled already, so that they cannot be scaled again."""
+        return self.rope.kind is not RopeKind.DEFAULT
+
     def with_context(self, rope: RopeScaling | None, max_context: int | None) -> ModelConfig:
         """This config with another static scaling, another limit of the context, or both.
 
         Args:
-            rope: replaces the model's own scaling. Stretches its trained positions by the factor.
+            rope: stretches the trained positions of a model without a scaling of its own by the factor.
             max_context: tokens; the default is all that the scaling reaches.
 
         Raises:
-            ConfigError: `max_context` exceeds what the scaling reaches.
+            ConfigError: `max_context` exceeds what the scaling reaches, or `rope` is for a model that brings its own.
         """
+        is_within = max_context is None or 0 < max_context <= self.max_context
+        if self.is_scaled and not (rope is None and is_within):
+            raise ConfigError(
+                f"the model brings its own rope scaling '{self.rope.kind}' to {self.max_context:,} tokens; it cannot "
+                "be stretched further: give no other scaling, and a context within these",
+                field="max_context" if rope is None else "rope",
+            )
         config = self if rope is None else self._rescaled(rope)
         if max_context is None:
             return config
@@ -85,8 +101,8 @@ def check_config(config: ModelConfig, path: str) -> None:
     """Check that the numbers fit together and that this version can run them.
 
     Raises:
-        ModelCorruptError: they contradict each other.
-        ModelUnsupportedError: an odd or very large head dimension.
+        ModelCorruptError: they contradict each other, or rotate nothing.
+        ModelUnsupportedError: an odd, very small or very large head dimension.
     """
     if config.heads % config.kv_heads:
         raise ModelCorruptError(
@@ -94,9 +110,15 @@ def check_config(config: ModelConfig, path: str) -> None:
             "fetch the config again",
             path=path,
         )
-    if config.head_dim % 2 or config.head_dim > HEAD_DIM_MAX:
+    if config.head_dim % 2 or not HEAD_DIM_MIN <= config.head_dim <= HEAD_DIM_MAX:
         raise ModelUnsupportedError(
-            f"head dimension {config.head_dim} in {path} is not supported: it must be even and at most {HEAD_DIM_MAX}; "
-            "choose another model",
+            f"head dimension {config.head_dim} in {path} is not supported: it must be even and from {HEAD_DIM_MIN} to "
+            f"{HEAD_DIM_MAX}; choose another model",
+            path=path,
+        )
+    if config.rope_theta <= 1.0:
+        raise ModelCorruptError(
+            f"rope_theta {config.rope_theta:g} in {path} does not exceed 1, so all positions look alike; "
+            "fetch the config again",
             path=path,
         )

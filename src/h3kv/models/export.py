@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from h3kv.attention.native import TORCH_DTYPES
 from h3kv.core.errors import ModelUnsupportedError
 from h3kv.core.types import DType
 from h3kv.models.config import Family, ModelConfig
@@ -17,7 +18,7 @@ from h3kv.models.kernels import Linear
 from h3kv.models.loader import LoadedModel
 from h3kv.models.rope import RopeKind, ntk_theta
 from h3kv.models.tokenizer import Tokenizer
-from h3kv.models.weights import TORCH_DTYPES, LayerWeights, Weights, layer_prefix
+from h3kv.models.weights import LayerWeights, Weights, layer_prefix
 
 _ARCHITECTURES = {
     Family.LLAMA: "LlamaForCausalLM",
@@ -25,6 +26,9 @@ _ARCHITECTURES = {
     Family.QWEN2: "Qwen2ForCausalLM",
     Family.QWEN3: "Qwen3ForCausalLM",
 }
+
+_CHOOSE_ATTENTION_BIAS = (Family.LLAMA, Family.QWEN3)
+"""Families whose config.json says whether attention's four projections have biases."""
 
 _SHARD_BYTES = 2 << 30
 """Weights of one file, and so what the export takes in memory beside the model."""
@@ -75,7 +79,7 @@ def hf_settings(config: ModelConfig, dtype: DType) -> dict[str, object]:
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
     }
-    if config.family in (Family.LLAMA, Family.QWEN3):
+    if config.family in _CHOOSE_ATTENTION_BIAS:
         settings["attention_bias"] = config.qkv_bias
     if config.family is Family.LLAMA:
         settings["mlp_bias"] = config.mlp_bias
@@ -119,13 +123,20 @@ def _split(fused: Linear, names: Sequence[str], rows: Sequence[int]) -> Iterator
 
 
 def _check_expressible(model: LoadedModel) -> None:
-    config = model.config
-    expected_output_bias = config.qkv_bias and config.family is not Family.QWEN2
-    expected_norms = config.family is Family.QWEN3
-    if (config.output_bias, config.qk_norm) != (expected_output_bias, expected_norms):
+    config, family = model.config, model.config.family
+    qkv_bias = config.qkv_bias if family in _CHOOSE_ATTENTION_BIAS else family is Family.QWEN2
+    # What the model has, and what config.json makes of it.
+    parts = {
+        "query, key and value biases": (config.qkv_bias, qkv_bias),
+        "a bias of attention's output": (config.output_bias, qkv_bias and family is not Family.QWEN2),
+        "MLP biases": (config.mlp_bias, config.mlp_bias and family is Family.LLAMA),
+        "query and key norms": (config.qk_norm, family is Family.QWEN3),
+    }
+    wrong = [f"{'has' if found else 'lacks'} {part}" for part, (found, expected) in parts.items() if found != expected]
+    if wrong:
         raise ModelUnsupportedError(
-            f"{model.path} has biases or query/key norms that no {config.family} model of transformers has, so it "
-            "cannot be exported; choose another model",
+            f"{model.path} {' and '.join(wrong)}, unlike any {family} model of transformers, so it cannot be exported; "
+            "choose another model",
             path=str(model.path),
         )
 

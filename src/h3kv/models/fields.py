@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from h3kv.core.errors import ConfigError, ModelCorruptError, ModelUnsupportedError
+
+COUNT_MAX: Final = (1 << 31) - 1
+"""Token ids and positions are int32 in the cache, and no dimension of a model comes near."""
 
 
 class Fields:
@@ -20,21 +25,21 @@ class Fields:
         return self._raw.get(key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer.
+        """A positive integer of at most `COUNT_MAX`.
 
         Raises:
             ModelCorruptError: absent without a default, or anything else.
         """
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self._wrong(key, value, "a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= COUNT_MAX:
+            raise self._wrong(key, value, f"a positive whole number up to {COUNT_MAX}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number. Raises ModelCorruptError as `count`."""
+        """A positive and finite number. Raises ModelCorruptError as `count`."""
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self._wrong(key, value, "a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise self._wrong(key, value, "a positive, finite number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

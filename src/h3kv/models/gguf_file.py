@@ -12,6 +12,7 @@ from gguf import GGUFReader, dequantize
 
 from h3kv.core.errors import ModelCorruptError, ModelUnsupportedError
 from h3kv.models.fields import Fields
+from h3kv.models.file_errors import file_errors
 
 
 class _PlainReader(GGUFReader):
@@ -38,6 +39,7 @@ class GgufFile:
         """Open and check the whole directory of the file, but none of its numbers.
 
         Raises:
+            ModelNotFoundError: it may not be read.
             ModelCorruptError: truncated, or not GGUF at all.
             ModelUnsupportedError: one of several parts, or a tensor type that cannot be decoded.
         """
@@ -76,7 +78,8 @@ class GgufFile:
 
 def _open(path: Path) -> GGUFReader:
     try:
-        return _PlainReader(path)
+        with file_errors(path):
+            return _PlainReader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
             raise _unsupported_type(str(path), f"number {unknown[1]}") from error

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from h3kv.core.errors import ModelCorruptError
 from h3kv.models.config import Family, ModelConfig, check_config
 from h3kv.models.fields import Fields
 from h3kv.models.gguf_file import GgufFile
@@ -33,6 +34,7 @@ _NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_EMBEDDING = "token_embd.weight"
 _ROPE_FREQS = "rope_freqs.weight"
 
 _LLAMA3_FACTORS = (8.0, 32.0)
@@ -62,7 +64,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         rope = _scaling(fields, file)
     config = ModelConfig(
         family=family,
-        vocabulary_size=fields.count("vocab_size", file.shape("token_embd.weight")[0]),
+        vocabulary_size=fields.count("vocab_size", _embedding_rows(file)),
         hidden_size=hidden_size,
         intermediate_size=fields.count("feed_forward_length"),
         layers=fields.count("block_count"),
@@ -81,6 +83,12 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     )
     check_config(config, file.path)
     return config
+
+
+def _embedding_rows(file: GgufFile) -> int:
+    if _EMBEDDING not in file.names():
+        raise ModelCorruptError(f"{file.path} lacks the tensor '{_EMBEDDING}'; fetch the file again", path=file.path)
+    return file.shape(_EMBEDDING)[0]
 
 
 class GgufSource:
@@ -166,7 +174,7 @@ def _scaling(fields: Fields, file: GgufFile) -> RopeScaling:
 
 def _llama3_scaling(fields: Fields, file: GgufFile) -> RopeScaling:
     """The scaling whose divisors of each frequency are those that the file stores."""
-    divisors_R = torch.from_numpy(file.read(_ROPE_FREQS))
+    divisors_R = torch.from_numpy(file.read(_ROPE_FREQS)).flatten()
     head_dim, theta = 2 * len(divisors_R), fields.number("rope.freq_base", 10_000.0)
     plain_R, _ = inverse_frequencies(head_dim, theta, RopeScaling())
     for factor in _LLAMA3_FACTORS:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 
 from h3kv.core.errors import HostMemoryError
 from h3kv.core.units import describe_size
 
-_CURE = "free memory, raise the container's limit, or choose a smaller model or dtype (bf16)"
+CURE: Final = "free memory, raise the container's limit, or choose a smaller model or dtype (bf16)"
+
+_SIGNS = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))
+"""What torch's allocator, and what a failed mapping, write into their errors."""
 
 
 def check_memory(needed_bytes: int, available_bytes: int, purpose: str) -> None:
@@ -22,7 +28,7 @@ def check_memory(needed_bytes: int, available_bytes: int, purpose: str) -> None:
     if needed_bytes > available_bytes:
         sizes = f"{describe_size(needed_bytes)} but {describe_size(available_bytes)} are available"
         raise HostMemoryError(
-            f"{purpose} needs {sizes}; {_CURE}",
+            f"{purpose} needs {sizes}; {CURE}",
             needed_bytes=needed_bytes,
             available_bytes=available_bytes,
         )
@@ -34,15 +40,15 @@ def memory_errors(purpose: str, needed_bytes: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise HostMemoryError(
-            f"out of memory in {purpose}, which needs {describe_size(needed_bytes)}; {_CURE}",
+            f"out of memory in {purpose}, which needs {describe_size(needed_bytes)}; {CURE}",
             needed_bytes=needed_bytes,
             available_bytes=None,
         ) from error
 
 
-def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Torch's CPU allocator raises a bare RuntimeError that only its text tells apart."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation or a mapping failed. Torch raises bare RuntimeErrors that only their text tells apart."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)

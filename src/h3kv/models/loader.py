@@ -13,6 +13,7 @@ import torch
 from h3kv.core.errors import ModelNotFoundError
 from h3kv.core.types import DType
 from h3kv.models.config import ModelConfig
+from h3kv.models.file_errors import file_errors
 from h3kv.models.gguf_file import GgufFile
 from h3kv.models.gguf_loader import GgufSource, config_from_gguf
 from h3kv.models.gguf_tokenizer import tokenizer_from_gguf
@@ -59,7 +60,7 @@ def load_model(
             installed Python package that carries one .gguf file.
         dtype: of the weights in memory.
         device: of the weights.
-        rope: static scaling in place of the model's own.
+        rope: static scaling, for a model that brings none of its own.
         max_context: tokens that will be used at most; the default is all that the scaling reaches.
         on_progress: called after each tensor with the bytes done and in total. Its exceptions end the loading.
         available_bytes: host memory that may be taken; the default asks the system.
@@ -68,7 +69,7 @@ def load_model(
         ModelNotFoundError: nothing there, or no model.
         ModelCorruptError: damaged, incomplete or contradictory.
         ModelUnsupportedError: a feature that this version does not implement; the message names it.
-        ConfigError: `max_context` is out of the model's reach.
+        ConfigError: `max_context` is out of the model's reach, or the model brings its own rope scaling.
         HostMemoryError: too little memory; checked before weights are read.
     """
     path = resolve_source(source)
@@ -89,14 +90,15 @@ def resolve_source(source: str | Path) -> Path:
     """The model folder or .gguf file that `source` names.
 
     Raises:
-        ModelNotFoundError: there is none.
+        ModelNotFoundError: there is none that may be read.
     """
     if str(source).startswith(_PACKAGE_PREFIX):
         return _package_file(str(source).removeprefix(_PACKAGE_PREFIX))
     path = Path(source).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
-    problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
+    with file_errors(path):
+        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+            return path
+        problem = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise ModelNotFoundError(
         f"{path} {problem}; give a Hugging Face model folder, a .gguf file or {_PACKAGE_PREFIX}NAME", path=str(path)
     )

@@ -10,11 +10,15 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from h3kv.core.errors import ConfigError
+
+FACTOR_MAX: Final = 1 << 24
+"""Positions are fp32 when they are rotated: beyond 2^24 neighbours fall together."""
 
 
 class RopeKind(enum.StrEnum):
@@ -55,8 +59,8 @@ class RopeScaling:
         Raises:
             ConfigError: a number is out of range; the message states the rule.
         """
-        if not (math.isfinite(self.factor) and self.factor >= 1.0):
-            raise ConfigError(f"rope factor {self.factor} is not a number >= 1", field="rope.factor")
+        if not 1.0 <= self.factor <= FACTOR_MAX:
+            raise ConfigError(f"rope factor {self.factor} is not a number from 1 to {FACTOR_MAX}", field="rope.factor")
         if self.original_context is not None and self.original_context <= 0:
             raise ConfigError("rope original_context must be a positive token count", field="rope.original_context")
         if self.high_freq_factor <= self.low_freq_factor:

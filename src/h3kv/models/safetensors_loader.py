@@ -12,6 +12,7 @@ from torch import Tensor
 
 from h3kv.core.errors import ModelCorruptError, ModelNotFoundError, ModelUnsupportedError
 from h3kv.models.config import ModelConfig
+from h3kv.models.file_errors import file_errors
 from h3kv.models.hf_config import config_from_hf
 from h3kv.models.json_file import read_json
 
@@ -23,16 +24,18 @@ def config_from_folder(folder: Path) -> ModelConfig:
     """The config in a model folder.
 
     Raises:
-        ModelNotFoundError: there is no config.json.
+        ModelNotFoundError: there is no config.json that may be read.
         ModelCorruptError, ModelUnsupportedError: as `config_from_hf`.
     """
     path = folder / "config.json"
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"{folder} holds no config.json, so it is not a complete model folder; fetch it again or correct the path",
-            path=str(folder),
-        )
-    return config_from_hf(read_json(path), str(path))
+    with file_errors(path):
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"{folder} holds no config.json, so it is not a complete model folder; fetch it again or correct the "
+                "path",
+                path=str(folder),
+            )
+        return config_from_hf(read_json(path), str(path))
 
 
 @contextlib.contextmanager
@@ -40,7 +43,7 @@ def open_folder(folder: Path) -> Iterator[SafetensorsSource]:
     """The weights of a model folder, mapped into memory while the context lasts.
 
     Raises:
-        ModelNotFoundError: there are no safetensors.
+        ModelNotFoundError: there are no safetensors, or none that may be read.
         ModelCorruptError: a file is missing or truncated.
         ModelUnsupportedError: tensors that are not floating-point numbers.
     """
@@ -54,9 +57,10 @@ class SafetensorsSource:
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self.path = str(folder)
         self._files: dict[str, Any] = {}  # Values are `safe_open`, whose type hints are partial.
-        for path in _files(folder):
-            file = stack.enter_context(_open(path))
-            self._files |= dict.fromkeys(file.keys(), file)
+        with file_errors(folder):
+            for path in _files(folder):
+                file = stack.enter_context(_open(path))
+                self._files |= dict.fromkeys(file.keys(), file)
         self._check_types()
 
     def names(self) -> Iterable[str]:
@@ -94,13 +98,15 @@ def _files(folder: Path) -> list[Path]:
             )
         return found
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelCorruptError(f"{index} holds no weight_map; fetch it again", path=str(index))
-    return [folder / str(name) for name in sorted(set(weight_map.values()))]
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        message = f"{index} holds no weight_map from tensors to file names; fetch it again"
+        raise ModelCorruptError(message, path=str(index))
+    return [folder / name for name in sorted(set(weight_map.values()))]
 
 
 def _open(path: Path) -> safe_open:
     try:
+        path.open("rb").close()  # Says why a file cannot be read, where `safe_open` takes it for missing.
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise ModelCorruptError(

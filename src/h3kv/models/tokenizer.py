@@ -11,6 +11,7 @@ import tokenizers
 
 from h3kv.core.errors import ModelCorruptError, ModelNotFoundError, ModelUnsupportedError, RequestError
 from h3kv.models.chat_template import ChatTemplate, Messages
+from h3kv.models.file_errors import file_errors
 from h3kv.models.json_file import read_optional_json
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -100,8 +101,7 @@ class Tokenizer:
         if text is None:
             return b""
         if self._is_byte_level:
-            letters = _byte_of_letter()
-            return bytes(letters[letter] for letter in text)
+            return _spelled_bytes(text)
         if len(text) == 6 and text.startswith("<0x"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
@@ -111,20 +111,30 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     """The tokenizer in a Hugging Face model folder.
 
     Raises:
-        ModelNotFoundError: there is no tokenizer.json.
+        ModelNotFoundError: there is no tokenizer.json, or a file may not be read.
         ModelCorruptError: a file is damaged.
         ModelUnsupportedError: as `Tokenizer`.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"{folder} holds no tokenizer.json; fetch the model again, or save its tokenizer with transformers",
-            path=str(folder),
-        )
+    with file_errors(folder):
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"{folder} holds no tokenizer.json; fetch the model again, or save its tokenizer with transformers",
+                path=str(folder),
+            )
+        return _wrapped(folder, _pipeline(path))
+
+
+def _pipeline(path: Path) -> tokenizers.Tokenizer:
+    content = path.read_bytes()
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # `tokenizers` raises nothing more specific.
         raise ModelCorruptError(f"{path} is not a valid tokenizer ({error}); fetch it again", path=str(path)) from error
+
+
+def _wrapped(folder: Path, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """The pipeline with what the other files of the folder say about it."""
     settings = read_optional_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(settings)
     eos_ids = _eos_ids(folder, "generation_config.json") | _eos_ids(folder, "config.json")
@@ -160,7 +170,10 @@ def _eos_ids(folder: Path, name: str) -> frozenset[int]:
 def _chat_template(folder: Path, settings: Mapping[str, object]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelCorruptError(f"{path} is not UTF-8 text ({error}); fetch it again", path=str(path)) from error
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -179,6 +192,14 @@ def _is_byte_level(backend: tokenizers.Tokenizer, path: str) -> bool:
     raise ModelUnsupportedError(
         f"tokenizer decoder {sorted(kinds)} is not supported, found in {path}; choose another model", path=path
     )
+
+
+def _spelled_bytes(text: str) -> bytes:
+    """The bytes that GPT-2's letters spell. A token with any other letter stands for its own text."""
+    letters = _byte_of_letter()
+    if letters.keys() >= set(text):
+        return bytes(letters[letter] for letter in text)
+    return text.encode()
 
 
 @functools.cache

@@ -13,14 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from h3kv.attention.native import TORCH_DTYPES
 from h3kv.core.errors import ModelCorruptError
 from h3kv.core.types import DType
 from h3kv.machine import detect
 from h3kv.models.config import ModelConfig
 from h3kv.models.host_memory import check_memory, memory_errors
 from h3kv.models.kernels import Linear, QkNorms
-
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in total. An exception from it ends the loading."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 
 
-def blocks_of(tokens: int) -> int:
+def count_blocks(tokens: int) -> int:
     """Blocks that so many tokens touch."""
     return -(-tokens // BLOCK_TOKENS)
 
 
-def cached_tokens_max(prompt_tokens: int, answer_tokens: int) -> int:
+def bound_cached_tokens(prompt_tokens: int, answer_tokens: int) -> int:
     """Tokens whose KV a request leaves at most: the last token of an answer is never read."""
     return prompt_tokens + answer_tokens - 1
 
 
-def rooms(first_block: int, prompt_end: int, end: int) -> list[int]:
+def plan_rooms(first_block: int, prompt_end: int, end: int) -> list[int]:
     """Sizes of the segments that a sequence opens for its blocks `first_block` to `end`, in order.
 
         blocks   0 |  1 .. 16 | 17 .. 20 | 21 | 22 | 23 24 | 25 .. 28 | 29 ...

@@ -21,7 +21,7 @@ class Candidate:
     pins: int
 
 
-def eviction_order(candidates: Iterable[Candidate]) -> Iterator[SegmentId]:
+def order_evictions(candidates: Iterable[Candidate]) -> Iterator[SegmentId]:
     """All segments that may go, in the order in which they should: least recently used first.
 
     A segment comes after all that continue it, so that a document loses its end before its beginning and what stays

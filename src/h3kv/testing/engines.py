@@ -21,8 +21,9 @@ from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.ports import BlockStore
 from h3kv.core.types import DType, Encoding
+from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
-from h3kv.engine.engine import Engine, EngineConfig
+from h3kv.engine.engine import Engine
 from h3kv.engine.events import Failed, Finished, TokenGenerated
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.engine.segments import SegmentTable
@@ -177,7 +178,7 @@ def make_rig(
     chunk_tokens: int = 128,
     model: LanguageModel | None = None,
     store: BlockStore | None = None,
-    kernels: PageKernels = native,
+    page_kernels: PageKernels = native,
     fingerprint: bytes = FINGERPRINT,
 ) -> Rig:
     """An engine over a store of its own.
@@ -187,7 +188,7 @@ def make_rig(
         chunk_tokens: prompt tokens of one step.
         model: the tiny decoder of seed 0 where None.
         store: for slabs of `LAYOUT`.
-        kernels: must reach the store's addresses.
+        page_kernels: must reach the store's addresses.
         fingerprint: of the block keys.
     """
     store = tiny_store(capacity_blocks) if store is None else store
@@ -197,7 +198,7 @@ def make_rig(
         tiny_decoder() if model is None else model,
         segments,
         directory=directory,
-        kernels=kernels,
+        page_kernels=page_kernels,
         vocabulary=ByteVocabulary(),
         fingerprint=fingerprint,
         device=torch.device("cpu"),

@@ -62,17 +62,6 @@ class FakeStore:
         memory = self._slot(handle).memory
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
-        """See `BlockStore.shrink`."""
-        slot = self._slot(handle)
-        if slot.slab is not None:
-            raise SlabBusyError("the slab has been submitted", key=slot.slab)
-        size = extent_class(blocks)
-        assert size <= handle.blocks
-        if size != handle.blocks:
-            slot.handle = SlotHandle(handle.tier, handle.slot, size, handle.generation + 1)
-        return slot.handle
-
     def submit(self, moves: Sequence[Move]) -> None:
         """See `BlockStore.submit`."""
         self._check_open()
@@ -157,7 +146,7 @@ class FakeStore:
         self._check_open()
         slot = self._slots.get(handle.slot)
         if slot is None or slot.handle != handle:
-            raise StaleHandleError(f"slot {handle.slot} was released or shrunk: look the slab up again")
+            raise StaleHandleError(f"slot {handle.slot} was released: look the slab up again")
         return slot
 
     def _used_blocks(self) -> int:

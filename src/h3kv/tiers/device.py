@@ -57,9 +57,10 @@ class DeviceStore:
         """
         units = _units(layout, config.capacity_bytes)
         self._layout = layout
-        self._slots = SlotTable(self.tier, units=units)
         self._capacity_bytes = units * layout.size_bytes(UNIT_BLOCKS)
+        # First of all: a cap beyond the machine must not cost the bookkeeping for it.
         self._arena: Tensor | None = allocate_arena(self._capacity_bytes, torch.device(config.device))
+        self._slots = SlotTable(self.tier, units=units)
         self._visible: dict[SlabKey, SlotHandle] = {}
         self._in_flight: dict[SlabKey, Move] = {}
         # Every submitted slab by its slot's offset: those in flight and those visible.
@@ -95,15 +96,6 @@ class DeviceStore:
         arena = self.arena
         self._slots.validate(handle)
         return arena.data_ptr() + self._layout.size_bytes(handle.slot)
-
-    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
-        """See `BlockStore.shrink`. A slab that was submitted keeps its slot as it is: SlabBusyError."""
-        self._check_open()
-        self._slots.validate(handle)
-        if handle.slot in self._slab_at:
-            key = self._slab_at[handle.slot]
-            raise SlabBusyError(f"slab {key} has been submitted: release it instead of shrinking it", key=key)
-        return self._slots.shrink(handle, blocks)
 
     def submit(self, moves: Sequence[Move]) -> None:
         """See `BlockStore.submit`."""

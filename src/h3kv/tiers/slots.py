@@ -15,7 +15,7 @@ class SlotTable:
     def __init__(self, tier: Tier, *, units: int) -> None:
         self._tier = tier
         self._room = BuddyAllocator(units)
-        # Index: offset in blocks. A generation counts how often a slot at that offset was released or shrunk.
+        # Index: offset in blocks. A generation counts how often a slot at that offset was released.
         self._generations = [0] * self._room.capacity_blocks
         self._owned: dict[int, SlotHandle] = {}
 
@@ -46,22 +46,8 @@ class SlotTable:
         if self._owned.get(handle.slot) != handle:
             raise StaleHandleError(
                 f"{handle.tier} slot {handle.slot} (generation {handle.generation}, {handle.blocks} blocks) was "
-                "released or shrunk: look the slab up again"
+                "released: look the slab up again"
             )
-
-    def shrink(self, handle: SlotHandle, blocks: int) -> SlotHandle:
-        """Handle of the slot after its tail was given back; the same handle when its class stays.
-
-        Raises:
-            StaleHandleError: the handle does not own its slot.
-        """
-        self.validate(handle)
-        size = extent_class(blocks)
-        if size == handle.blocks:
-            return handle
-        self._room.shrink(handle.slot, size)
-        self._generations[handle.slot] += 1
-        return self._hand_out(handle.slot, size)
 
     def release(self, handles: Sequence[SlotHandle]) -> None:
         """Give slots back.

@@ -77,3 +77,13 @@ def test_template_without_a_system_role_gets_its_text_in_the_users_turn() -> Non
 def test_model_without_a_template_gets_plain_text() -> None:
     tokenizer = byte_tokenizer(None)
     assert tokenizer.decode(prompt_tokens(tokenizer, "Document.", "Question?")) == "Document.\n\nQuestion?\n\nAnswer:"
+
+
+def test_a_document_that_never_ends_is_refused() -> None:
+    with pytest.raises(RequestError, match="longer than 64"):
+        read_document(Path("/dev/zero"))
+
+
+def test_a_question_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(RequestError, match="UTF-8"):
+        check_question("a\udcffb")

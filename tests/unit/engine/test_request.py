@@ -33,13 +33,31 @@ from h3kv.engine.request import SEED_MAX, Request, SamplingParameters
         ("stop", ("",)),
         ("stop", ("a",) * 17),
         ("stop", (3,)),
+        ("stop", "END"),
+        ("stop", ["END"]),
+        ("stop", None),
+        ("stop", 5),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", None),
+        ("stop_token_ids", [1]),
+        ("ignore_eos", "no"),
     ],
 )
 def test_bad_value_is_refused_by_the_name_of_its_field(field: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParameters(**{field: value})
+    assert str(caught.value).startswith(f"{field} = {value!r}: must be")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("prompt", [1, 2]), ("prompt", "text"), ("prompt", None), ("tenant", "me"), ("sampling", None)]
+)
+def test_field_of_another_type_is_refused_by_its_name(field: str, value: object) -> None:
+    fields: dict[str, object] = {"prompt": (1, 2), field: value}
+    with pytest.raises(RequestError) as caught:
+        Request(**fields)
     assert str(caught.value).startswith(f"{field} = {value!r}: must be")
 
 

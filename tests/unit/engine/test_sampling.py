@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from h3kv.core.errors import NumericsError
 from h3kv.engine.request import SamplingParameters
 from h3kv.engine.sampling import Sampler, largest, nucleus
 
@@ -103,3 +104,25 @@ def test_scores_are_not_modified() -> None:
     logits_V = LOGITS_V.clone()
     draws(logits_V, top_k=2, top_p=0.5, min_p=0.1)
     assert torch.equal(logits_V, LOGITS_V)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        SamplingParameters(),
+        SamplingParameters(temperature=1.0),
+        SamplingParameters(temperature=1.0, top_k=3, min_p=0.1),
+    ],
+)
+def test_scores_that_are_no_numbers_are_an_error(parameters: SamplingParameters, score: float) -> None:
+    logits_V = torch.zeros(20)
+    logits_V[7] = score
+    with pytest.raises(NumericsError, match="token 7"):
+        Sampler(parameters).choose(logits_V)
+
+
+def test_minus_infinity_only_rules_a_token_out() -> None:
+    logits_V = torch.full((20,), -math.inf)
+    logits_V[3] = 0.5
+    assert Sampler(SamplingParameters(temperature=1.0)).choose(logits_V) == 3

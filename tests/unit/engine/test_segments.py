@@ -1,4 +1,5 @@
 import ctypes
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -7,12 +8,13 @@ from h3kv.core.ports import BlockStore
 from h3kv.core.types import BlockKey, BlockLocation, SegmentId, SlabKey
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.prefix import Mount, cover, mount_prefix, reusable_blocks
-from h3kv.engine.segments import Phase, SegmentTable
+from h3kv.engine.segments import Phase, Segment, SegmentTable
+from h3kv.policy.eviction import Candidate
 from h3kv.telemetry import names
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.engines import LAYOUT, tiny_store
 from h3kv.testing.fake_store import FakeStore
-from h3kv.testing.faulty_store import FaultyStore
+from h3kv.testing.faulty_store import FaultyStore, InjectedFaultError
 
 
 class World:
@@ -107,6 +109,20 @@ def test_room_is_made_by_evicting_the_least_recently_used() -> None:
     world.close()
 
 
+def test_free_room_is_taken_without_asking_who_could_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.sealed("a", 16)
+
+    def refuse(candidates: Iterable[Candidate]) -> Iterator[SegmentId]:
+        raise AssertionError("nothing has to go")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("h3kv.engine.segments.order_evictions", refuse)
+        (segment,) = world.table.open([16])
+    world.table.unpin(segment)
+    world.close()
+
+
 def test_pinned_segments_are_never_evicted() -> None:
     world = World()
     first, _ = world.sealed("a", 16), world.sealed("b", 16)
@@ -164,6 +180,44 @@ def test_segment_whose_move_failed_serves_its_owner_and_is_never_found(broken: i
     world.close()
 
 
+def test_segment_whose_moves_are_refused_serves_its_owner_and_is_never_found() -> None:
+    world = World(FaultyStore(tiny_store(32), broken_calls={"submit": [1]}))
+    (segment,) = world.table.open([2])
+    world.table.seal(segment, keys("a", 2), parent=None)
+    assert segment.phase is Phase.PRIVATE
+    assert world.table.is_settled
+    assert world.directory.find(keys("a", 2)) == []
+    assert world.telemetry.value(names.FAILED_SEALS, tier="device") == 1
+    world.table.check_integrity()
+    world.table.unpin(segment)
+    assert world.used_blocks() == 0
+    world.close()
+
+
+def test_interrupt_while_moves_are_submitted_goes_on_to_the_caller() -> None:
+    world = World(FaultyStore(tiny_store(32), broken_calls={"submit": [1]}, refusal=KeyboardInterrupt()))
+    (segment,) = world.table.open([2])
+    with pytest.raises(KeyboardInterrupt):
+        world.table.seal(segment, keys("a", 2), parent=None)
+    world.table.check_integrity()
+    world.table.unpin(segment)
+    world.close()
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+@pytest.mark.parametrize("refusal", [None, KeyboardInterrupt()])
+def test_segments_whose_addresses_are_refused_hold_nothing(call: int, refusal: BaseException | None) -> None:
+    """Two segments in two layers ask for four addresses."""
+    world = World(FaultyStore(tiny_store(32), broken_calls={"address": [call]}, refusal=refusal))
+    with pytest.raises(KeyboardInterrupt if refusal else InjectedFaultError):
+        world.table.open([1, 16])
+    assert world.table.statistics().segments == 0
+    assert world.used_blocks() == 0
+    for segment in world.table.open([1, 16]):
+        world.table.unpin(segment)
+    world.close()
+
+
 @pytest.mark.parametrize("broken", [None, 1, 2])
 def test_segment_given_up_while_its_moves_are_in_flight_ends_well(broken: int | None) -> None:
     store = FaultyStore(
@@ -212,6 +266,29 @@ def test_known_prefix_is_mounted_under_pins() -> None:
     assert world.table.statistics().pinned_bytes == 5 * LAYOUT.block_bytes
     for mount in mounts:
         world.table.unpin(mount.segment)
+    world.close()
+
+
+class InterruptedTable(SegmentTable):
+    """Its second pin is interrupted."""
+
+    pins_taken = 0
+
+    def pin(self, segment: SegmentId, *, keys: Sequence[BlockKey]) -> Segment | None:
+        self.pins_taken += 1
+        if self.pins_taken == 2:
+            raise KeyboardInterrupt
+        return super().pin(segment, keys=keys)
+
+
+def test_interrupt_between_two_pins_leaves_none() -> None:
+    world = World()
+    world.table = InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry)
+    first = world.sealed("a", 1)
+    world.sealed("b", 4, parent=first)
+    with pytest.raises(KeyboardInterrupt):
+        mount_prefix([*keys("a", 1), *keys("b", 3)], world.directory, world.table)
+    assert world.table.statistics().pins == 0
     world.close()
 
 

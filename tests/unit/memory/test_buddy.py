@@ -41,16 +41,6 @@ def test_neighbours_become_one_again() -> None:
     assert room.allocate(16) == 0
 
 
-def test_shrink_gives_the_tail_to_others() -> None:
-    room = BuddyAllocator(units=1)
-    assert room.allocate(16) == 0
-    assert room.shrink(0, 3) == 4
-    assert room.used_blocks == 4
-    assert [room.allocate(8), room.allocate(4), room.allocate(1)] == [8, 4, None]
-    assert room.shrink(0, 4) == 4
-    room.check_integrity()
-
-
 def test_an_empty_room_holds_whatever_fits_by_sum() -> None:
     """Admission relies on it: a request alone in the store is never refused for want of a whole piece."""
     room = BuddyAllocator(units=3)

@@ -97,9 +97,25 @@ def test_large_models_are_written_in_shards_that_read_back(tmp_path: Path, monke
     assert all_equal(load_model(tmp_path / "copy"), model)
 
 
-def test_combinations_that_no_family_has_are_refused(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "source", "qwen3")
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("llama", {"output_bias": True}, "has a bias of attention's output"),
+        ("llama", {"qkv_bias": True}, "lacks a bias of attention's output"),
+        ("llama", {"qk_norm": True}, "has query and key norms"),
+        ("mistral", {"qkv_bias": True, "output_bias": True}, "has query, key and value biases and has a bias of"),
+        ("mistral", {"mlp_bias": True}, "has MLP biases"),
+        ("qwen2", {"qkv_bias": False}, "lacks query, key and value biases"),
+        ("qwen2", {"output_bias": True}, "has a bias of attention's output"),
+        ("qwen3", {"mlp_bias": True}, "has MLP biases"),
+        ("qwen3", {"qk_norm": False}, "lacks query and key norms"),
+    ],
+)
+def test_combinations_that_no_family_has_are_refused_by_name(
+    tmp_path: Path, family: str, changes: dict[str, bool], named: str
+) -> None:
+    write_tiny_model(tmp_path / "source", family, **({"sliding_window": None} if family == "mistral" else {}))
     model = load_model(tmp_path / "source")
-    with pytest.raises(ModelUnsupportedError, match="cannot be exported"):
-        export_folder(replace(model, config=replace(model.config, qk_norm=False)), tmp_path / "copy")
+    with pytest.raises(ModelUnsupportedError, match=f"{named}.* cannot be exported"):
+        export_folder(replace(model, config=replace(model.config, **changes)), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

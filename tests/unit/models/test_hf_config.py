@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from h3kv.core.errors import ConfigError, ModelCorruptError, ModelUnsupportedError
@@ -111,6 +113,7 @@ def test_yarn_reaches_what_its_factor_says() -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
         ({"head_dim": 512}, "512"),
         ({"head_dim": 65}, "65"),
+        ({"head_dim": 2}, "dimension 2 "),
     ],
 )
 def test_unsupported_features_are_refused_by_name(changes: dict[str, object], feature: str) -> None:
@@ -126,7 +129,15 @@ def test_unsupported_features_are_refused_by_name(changes: dict[str, object], fe
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_theta": 1}, "rope_theta"),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_theta"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e305}}, "rope factor"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"num_key_value_heads": 5}, "5 KV heads"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope factor"),
@@ -146,9 +157,28 @@ def test_scaling_at_load_stretches_the_trained_context() -> None:
     assert config.with_context(RopeScaling(kind=RopeKind.NTK, factor=2.0), 10000).max_context == 10000
 
 
-def test_scaling_at_load_starts_from_the_trained_context_of_a_scaled_model() -> None:
-    config = config_from_hf(LLAMA3, "config.json").with_context(RopeScaling(kind=RopeKind.NTK, factor=2.0), None)
-    assert config.max_context == 16384
+@pytest.mark.parametrize(
+    ("rope", "max_context"),
+    [
+        (RopeScaling(kind=RopeKind.NTK, factor=2.0), None),
+        (RopeScaling(kind=RopeKind.NTK, factor=32.0), 200_000),
+        (RopeScaling(), 1024),
+        (None, 131_073),
+        (None, 0),
+    ],
+)
+def test_model_with_a_scaling_of_its_own_gets_no_other(rope: RopeScaling | None, max_context: int | None) -> None:
+    config = config_from_hf(LLAMA3, "config.json")
+    with pytest.raises(ConfigError, match=r"brings its own rope scaling 'llama3' to 131,072 tokens") as caught:
+        config.with_context(rope, max_context)
+    assert caught.value.field == ("max_context" if rope is None else "rope")
+    assert "ntk" not in str(caught.value)
+
+
+def test_model_with_a_scaling_of_its_own_may_use_less_of_it() -> None:
+    config = config_from_hf(LLAMA3, "config.json").with_context(None, 20_000)
+    assert config.max_context == 20_000
+    assert config.rope.kind is RopeKind.LLAMA3
 
 
 @pytest.mark.parametrize("max_context", [0, 8193, 20000])

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models
 
 from h3kv.core.errors import ModelCorruptError, ModelUnsupportedError, RequestError
 from h3kv.models.gguf_file import GgufFile
@@ -50,6 +51,14 @@ def test_every_byte_has_a_token_and_special_tokens_are_their_names() -> None:
     tokens = [BYTES.token_bytes(token) for token in range(BYTES.vocabulary_size)]
     assert sorted(tokens[:256]) == [bytes([byte]) for byte in range(256)]
     assert tokens[256:] == [b"th", b"the", b"<|endoftext|>", b"<|im_start|>", b"<|im_end|>"]
+
+
+def test_byte_level_token_with_a_foreign_letter_stands_for_its_text() -> None:
+    vocabulary = {"\u0120a": 0, "\u4f60\u597d": 1}
+    backend = Pipeline(models.BPE(vocabulary, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, eos_ids=frozenset(), special_tokens={}, chat_template=None, path="tiny")
+    assert tokenizer.decode([0, 1]) == " a\u4f60\u597d"
 
 
 def test_ids_beyond_the_vocabulary_have_no_bytes() -> None:

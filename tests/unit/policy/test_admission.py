@@ -1,7 +1,7 @@
 import pytest
 
 from h3kv.core.limits import EXTENT_CLASSES_BLOCKS
-from h3kv.policy.admission import blocks_of, cached_tokens_max, rooms
+from h3kv.policy.admission import bound_cached_tokens, count_blocks, plan_rooms
 
 
 @pytest.mark.parametrize(
@@ -21,19 +21,19 @@ from h3kv.policy.admission import blocks_of, cached_tokens_max, rooms
     ],
 )
 def test_rooms_cover_the_blocks_with_the_sinks_apart(first: int, prompt_end: int, end: int, sizes: list[int]) -> None:
-    assert rooms(first, prompt_end, end) == sizes
+    assert plan_rooms(first, prompt_end, end) == sizes
 
 
 def test_rooms_are_extent_classes_that_add_up() -> None:
     for first in range(0, 40, 3):
         for prompt_end in range(first, 60, 7):
             for end in range(prompt_end, 90, 5):
-                sizes = rooms(first, prompt_end, end)
+                sizes = plan_rooms(first, prompt_end, end)
                 assert sum(sizes) == end - first
                 assert set(sizes) <= set(EXTENT_CLASSES_BLOCKS)
 
 
 def test_last_token_of_an_answer_takes_no_room() -> None:
-    assert cached_tokens_max(64, 1) == 64
-    assert blocks_of(cached_tokens_max(64, 1)) == 1
-    assert blocks_of(cached_tokens_max(64, 2)) == 2
+    assert bound_cached_tokens(64, 1) == 64
+    assert count_blocks(bound_cached_tokens(64, 1)) == 1
+    assert count_blocks(bound_cached_tokens(64, 2)) == 2

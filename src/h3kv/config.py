@@ -215,7 +215,7 @@ def _read(file: Path) -> Tree:
     return tree
 
 
-def _check_sections(tree: Tree, origin: str) -> None:
+def _check_sections(tree: Mapping[Any, Any], origin: str) -> None:
     """Sections are mappings with names as keys; anything else would be lost in the merge."""
     for section, keys in tree.items():
         name = str(section)

@@ -37,14 +37,15 @@ DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items
 assert PAGE_DTYPE.itemsize == 32
 
 
-def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
+def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int) -> None:
     """Write tokens into the pages of a table, in the layout of `core.layout.PageLayout`.
 
     The table itself is not changed: counts stay as they are until the caller moves them on.
 
     Args:
-        k_TKD, v_TKD: CPU, contiguous, one of fp32, bf16, fp16.
+        k_TKD, v_TKD: CPU, contiguous, in the pages' type.
         pages_KN: C-ordered rows; all addresses writable.
+        layout: of the pages.
         index: place of the first token: page `index // 64`, place `index % 64`. Tokens before it are kept.
 
     Raises:
@@ -53,6 +54,8 @@ def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: i
     tokens, kv_heads, head_dim = k_TKD.shape
     if k_TKD.shape != v_TKD.shape or k_TKD.dtype != v_TKD.dtype:
         raise ShapeError(f"keys {tuple(k_TKD.shape)} {k_TKD.dtype} and values {tuple(v_TKD.shape)} {v_TKD.dtype}")
+    if k_TKD.dtype != TORCH_DTYPES[layout.dtype] or head_dim != layout.head_dim:
+        raise ShapeError(f"keys of {head_dim} x {k_TKD.dtype} for pages of {layout.head_dim} x {layout.dtype}")
     _check_tensor(k_TKD)
     _check_tensor(v_TKD)
     _check_table(pages_KN, kv_heads)

@@ -29,7 +29,9 @@ from h3kv.core.limits import BLOCK_TOKENS
 class PageKernels(Protocol):
     """What computes over pages. The module `attention.native` is one, `TorchPages` another."""
 
-    def append(self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
+    def append(
+        self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int
+    ) -> None:
         """Write contiguous keys and values as tokens number `index` and up of the page lists, 64 to a page."""
         ...
 
@@ -112,11 +114,12 @@ class PagedCache:
         if self._counted != end:
             self._count(end)
         pages_KN = self._used_LKN[layer]
-        self._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, index=self._tokens)
+        page = self._layout.slab.page
+        self._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, layout=page, index=self._tokens)
         part = self._kernels.attend(
             q_QHD.contiguous(),
             pages_KN,
-            layout=self._layout.slab.page,
+            layout=page,
             position=end - len(q_QHD),
             out_dtype=q_QHD.dtype,
         )

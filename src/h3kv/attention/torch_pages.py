@@ -56,8 +56,11 @@ class TorchPages:
         self._keys = self._keys.new_empty(0)
         self._values.clear()
 
-    def append(self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, index: int) -> None:
+    def append(
+        self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int
+    ) -> None:
         """See `PageKernels.append`."""
+        assert layout == self._layout, "these pages have another layout"
         tokens, kv_heads, head_dim = k_TKD.shape
         pack = self._layout.pack
         place_T = torch.arange(index, index + tokens, device=k_TKD.device)

@@ -71,7 +71,7 @@ def test_what_is_not_a_number_is_never_hidden(isa: str, dtype: DType, tokens: in
     assert part.lse_TH[-1, 0].isnan()
     assert not part.out_THD[-1, 1].isnan().any()
     pages.tokens.k_SKD[3, 0, 7] = torch.nan
-    native.append(pages.tokens.k_SKD, pages.tokens.v_SKD, pages.table_KN, index=0)
+    native.append(pages.tokens.k_SKD, pages.tokens.v_SKD, pages.table_KN, layout=pages.layout, index=0)
     for seen in (pages.table_KN, pages.table_KN[:, :1]):
         part = native.attend(q_THD, seen, layout=pages.layout, position=position)
         assert part.out_THD[-1].isnan().all()
@@ -135,7 +135,7 @@ def test_scores_a_hundred_apart_stay_finite_and_right(isa: str, dtype: DType, ge
         k_SKD[:, 0, 0] = 0.0
         k_SKD[index, 0, 0] = score
         table_KN = pages.table_KN.copy()
-        native.append(k_SKD, pages.tokens.v_SKD, table_KN, index=0)
+        native.append(k_SKD, pages.tokens.v_SKD, table_KN, layout=pages.layout, index=0)
         part = native.attend(q_THD, table_KN, layout=pages.layout, position=len(k_SKD))
         run = reference.TokenRun(k_SKD, pages.tokens.v_SKD, pages.tokens.positions_S)
         expected = reference.attend(q_THD, [run], position=len(k_SKD))
@@ -177,7 +177,7 @@ def test_append_writes_the_documented_layout(dtype: DType, head_dim: int, genera
     table_KN["keys"] = [[memory[head, page].data_ptr() for page in range(3)] for head in range(2)]
     table_KN["values"] = table_KN["keys"] + layout.keys_bytes
     for start, end in ((0, 1), (1, 70), (70, 71), (71, 150)):
-        native.append(k_SKD[start:end], v_SKD[start:end], table_KN, index=start)
+        native.append(k_SKD[start:end], v_SKD[start:end], table_KN, layout=layout, index=start)
     for head in range(2):
         for page in range(3):
             chosen = slice(64 * page, 64 * page + 64)
@@ -199,9 +199,12 @@ def test_shapes_that_disagree_are_refused(generator: torch.Generator) -> None:
     with pytest.raises(ShapeError, match="above 0"):
         native.attend(good, pages.table_KN, layout=pages.layout, position=0, scale=0.0)
     with pytest.raises(ShapeError, match="do not fit"):
-        native.append(torch.zeros(65, 2, 64), torch.zeros(65, 2, 64), pages.table_KN, index=0)
+        native.append(torch.zeros(65, 2, 64), torch.zeros(65, 2, 64), pages.table_KN, layout=pages.layout, index=0)
     with pytest.raises(ShapeError, match="keys"):
-        native.append(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64).half(), pages.table_KN, index=0)
+        native.append(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64).half(), pages.table_KN, layout=pages.layout, index=0)
+    other = PageLayout(DType.BF16, 64)
+    with pytest.raises(ShapeError, match="for pages"):
+        native.append(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64), pages.table_KN, layout=other, index=0)
 
 
 def test_numbers_shared_with_the_native_core_agree() -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from types import TracebackType
 
-import torch
-
 from h3kv import _native
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
@@ -35,8 +33,6 @@ from h3kv.models.tokenizer import Tokenizer
 from h3kv.models.torch_kernels import TorchKernels
 from h3kv.telemetry.recorder import Recorder
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
-
-DTYPES = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 
 
 def cache_layout(config: ModelConfig, dtype: DType) -> CacheLayout:
@@ -86,7 +82,7 @@ class Node:
             HostMemoryError: the system refuses as much memory as the cap says.
         """
         weights = model.weights.embedding_VI
-        dtype, device = DTYPES[weights.dtype], weights.device
+        dtype, device = native.DTYPES[weights.dtype], weights.device
         layout = cache_layout(model.config, dtype)
         device_store = DeviceStore(layout.slab, store)
         if device_store.arena.device != device:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from h3kv.attention.native import DTYPES
 from h3kv.bench.measure import Progress
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
@@ -21,7 +22,7 @@ from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.models.loader import LoadedModel
-from h3kv.node import DTYPES, Node, cache_layout
+from h3kv.node import Node, cache_layout
 from h3kv.tiers.device import DeviceStoreConfig
 
 CLOSE_S: Final = 30.0

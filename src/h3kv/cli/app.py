@@ -9,6 +9,7 @@ import typer
 
 from h3kv import __version__
 from h3kv.cli.exits import exits
+from h3kv.cli.interrupts import Interrupts
 
 app = typer.Typer(
     help="Long-context inference whose key-value cache is larger than the device's memory.",
@@ -75,10 +76,11 @@ def run(
 
     The answer goes to stdout as it is produced, everything else to stderr.
     """
-    with exits():
+    with exits(), Interrupts() as interrupts:
         from h3kv.cli.run import Inquiry, answer_questions
         from h3kv.config import load
 
+        interrupts.check()
         flags = _flags(
             model={"source": model, "dtype": dtype, "rope_scaling": rope, "max_context": max_context},
             device={"kv_bytes": kv_cap},
@@ -86,7 +88,7 @@ def run(
             runtime={"threads": threads},
         )
         inquiry = Inquiry(document, question, temperature=temperature, top_p=top_p, seed=seed)
-        answer_questions(load(file=config, flags=flags), inquiry, as_json=json)
+        answer_questions(load(file=config, flags=flags), inquiry, interrupts, as_json=json)
 
 
 @app.command()

@@ -1,4 +1,7 @@
-"""Ctrl-C between two steps: the first is noticed there, so that nothing is left half done."""
+"""Ctrl-C between two steps: the first is noticed there, so that nothing is left half done.
+
+An exception raised at any instruction can also be lost: code that calls back from C may print and forget it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,11 @@ class Interrupts:
     def came(self) -> bool:
         """Whether a Ctrl-C came. Look where everything can be given back."""
         return self._came
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a Ctrl-C came: for places where leaving gives everything back."""
+        if self._came:
+            raise KeyboardInterrupt
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -33,7 +33,7 @@ class Inquiry:
     seed: int
 
 
-def answer_questions(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> None:
+def answer_questions(settings: Settings, inquiry: Inquiry, interrupts: Interrupts, *, as_json: bool) -> None:
     """Answer all questions: text to stdout as it comes, or one JSON object at the end; the rest to stderr.
 
     Raises:
@@ -50,7 +50,7 @@ def answer_questions(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> 
         max_new_tokens=settings.engine.max_new_tokens,
     )
     console = Console(stderr=True)
-    with StageProgress(console) as progress, open_session(settings, progress) as session, Interrupts() as interrupts:
+    with StageProgress(console) as progress, open_session(settings, progress, interrupts) as session:
         speaker = Speaker(progress, interrupts, streams=not as_json)
         prompts = [prompt(session, document, question, sampling) for question in questions]
         answers = []

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from h3kv import _native
+from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
 from h3kv.config import ModelSettings, RuntimeSettings, Settings
 from h3kv.core.errors import ConfigError
@@ -85,12 +86,18 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(settings: Settings, progress: StageProgress) -> Iterator[Session]:
+def open_session(settings: Settings, progress: StageProgress, interrupts: Interrupts) -> Iterator[Session]:
     """Load the model and open a node, closed at the end.
 
     Raises:
         ModelError, ConfigError, HostMemoryError: as `load_model` and `Node.open`.
+        KeyboardInterrupt: Ctrl-C between two tensors.
     """
+
+    def on_progress(done_bytes: int, total_bytes: int) -> None:
+        interrupts.check()
+        progress.update(done_bytes, total_bytes)
+
     threads, isa = apply_runtime(settings.runtime)
     clock = MonotonicClock()
     began_ns = clock.now_ns()
@@ -100,8 +107,9 @@ def open_session(settings: Settings, progress: StageProgress) -> Iterator[Sessio
     context = choose_context(settings.model, path)
     dtype = DType.BF16 if settings.model.dtype == "auto" else DType(settings.model.dtype)
     model = load_model(
-        path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=progress.update
+        path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=on_progress
     )
+    interrupts.check()
     with open_node(model, settings, clock) as node:
         load_s = (clock.now_ns() - began_ns) / 1e9
         session = Session(node, settings.model.source, dtype, context, threads=threads, isa=isa, load_s=load_s)

@@ -56,28 +56,30 @@ std::int64_t value_offset(int place, int d, int head_dim, int pack) {
          (static_cast<std::int64_t>(place / pack) * width + d - panel) * pack + place % pack;
 }
 
-template <class T>
-void put_token(const Page& page, int place, const T* k, const T* v, int head_dim, int pack) {
-  auto* keys = reinterpret_cast<T*>(page.keys);
-  auto* values = reinterpret_cast<T*>(page.values);
-  for (int d = 0; d < head_dim; ++d) keys[key_offset(place, d, pack)] = k[d];
-  for (int d = 0; d < head_dim; ++d) values[value_offset(place, d, head_dim, pack)] = v[d];
-  // A pack is read whole: its other half must be a number even before its token comes.
-  if (place % pack == 0)
-    for (int i = 1; i < pack; ++i)
-      for (int d = 0; d < head_dim; ++d) values[value_offset(place + i, d, head_dim, pack)] = T{0};
-}
-
+// Tokens [first, last) of the sequence, all in one page. Keys are written dimension by dimension, so that a page fills in
+// a straight line.
 template <class T>
 void append_page(const AppendArgs& a, int head, std::int64_t page_index) {
   const std::int64_t first = std::max(a.index, page_index * kPageTokens);
   const std::int64_t last = std::min(a.index + a.tokens, (page_index + 1) * kPageTokens);
   const Page& page = a.pages[head * a.pages_stride + page_index];
-  for (std::int64_t i = first; i < last; ++i) {
-    const std::int64_t from = ((i - a.index) * a.kv_heads + head) * a.head_dim;
-    put_token(page, static_cast<int>(i % kPageTokens), static_cast<const T*>(a.k) + from,
-              static_cast<const T*>(a.v) + from, a.head_dim, pack(a.dtype));
-  }
+  const int place = static_cast<int>(first % kPageTokens);
+  const int count = static_cast<int>(last - first);
+  const std::int64_t stride = static_cast<std::int64_t>(a.kv_heads) * a.head_dim;
+  const std::int64_t from = (first - a.index) * stride + static_cast<std::int64_t>(head) * a.head_dim;
+  const T* k = static_cast<const T*>(a.k) + from;
+  const T* v = static_cast<const T*>(a.v) + from;
+  auto* keys = reinterpret_cast<T*>(page.keys);
+  auto* values = reinterpret_cast<T*>(page.values);
+  const int width = pack(a.dtype);
+  for (int d = 0; d < a.head_dim; d += width)
+    for (int i = 0; i < count; ++i)
+      for (int w = 0; w < width; ++w) keys[key_offset(place + i, d + w, width)] = k[i * stride + d + w];
+  for (int i = 0; i < count; ++i)
+    for (int d = 0; d < a.head_dim; ++d) values[value_offset(place + i, d, a.head_dim, width)] = v[i * stride + d];
+  // A pack is read whole: the rest of the last one must be numbers even before their tokens come.
+  for (int next = place + count; next % width != 0; ++next)
+    for (int d = 0; d < a.head_dim; ++d) values[value_offset(next, d, a.head_dim, width)] = T{0};
 }
 
 }  // namespace

@@ -92,7 +92,8 @@ class ModelSettings(Section):
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = "auto"
     """Element type of weights, activations and KV. `auto` is bf16. fp32 is exact and takes twice the memory."""
     max_context: int | None = Field(default=None, ge=BLOCK_TOKENS)
-    """Tokens of prompt and answer together. Nothing: what the model was trained for, times the rope factor."""
+    """Tokens of prompt and answer together. Nothing: what the model was trained for, times the rope factor. More than
+    that, without `rope_scaling`: static NTK with the factor that it needs."""
     rope_scaling: Annotated[RopeSettings | None, BeforeValidator(_rope_from_text)] = None
     """Static scaling beyond the trained context. Nothing: as the model's own configuration says."""
 

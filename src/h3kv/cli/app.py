@@ -12,7 +12,7 @@ from h3kv.cli.exits import exits
 from h3kv.cli.interrupts import Interrupts
 
 app = typer.Typer(
-    help="Long-context inference whose key-value cache is larger than the device's memory.",
+    help="Exact long-context inference: paged KV in main memory under a cap, reused between questions.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -49,7 +49,7 @@ def start(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Long-context inference whose key-value cache is larger than the device's memory."""
+    """Exact long-context inference: paged KV in main memory under a cap, reused between questions."""
 
 
 @app.command()

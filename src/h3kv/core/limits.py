@@ -19,7 +19,7 @@ EXTENT_CLASSES_BLOCKS: Final = (1, 2, 4, 8, 16)
 """Sizes in which room for a segment is handed out, in blocks. Powers of two: a buddy allocator's orders."""
 
 SINK_BLOCKS: Final = 1
-"""Blocks of the first segment. Attention sinks stay apart, because they are never moved or sealed into an index."""
+"""Blocks of the first segment. The tokens that attention falls back on stay apart, for tiers that never move them."""
 
 LANE_TOKENS: Final = 16
 """Tokens that one 64-byte vector of fp32 scores holds; head dimensions are multiples of it."""
@@ -31,8 +31,9 @@ DIRECT_IO_BYTES: Final = 4096
 """Alignment that O_DIRECT and DMA ask for. A page's size is a multiple of it."""
 
 PART_TOKENS: Final = 1024
-"""Tokens of one part of a decode step. Parts are cut at these fixed boundaries and merged in position order, so a
-result never depends on the number of threads. `native/include/h3/types.hpp` holds the same number; a test compares."""
+"""Tokens of one part of a decode step; more query rows take larger parts. Parts are cut by shapes alone and merged in
+position order, so a result never depends on the number of threads. `native/include/h3/types.hpp` holds the same number;
+a test compares."""
 
 HEAD_DIM_MAX: Final = 256
 """Largest head dimension that `attend` accepts; its scratch is sized by it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Final
 
 import torch
@@ -10,16 +9,14 @@ from torch import Tensor
 
 from h3kv import _native
 from h3kv.bench.measure import seconds_of
+from h3kv.memory.arena import allocate_arena
 
 GIB: Final = 1 << 30
 
 
 def huge_buffer(size_bytes: int) -> Tensor:
-    """Zeroed uint8 CPU memory in huge pages where the system gives them, so that address translation costs nothing."""
-    memory = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).fill_(0)
+    """Zeroed uint8 memory of the same kind as a KV cache's, committed before anything is timed."""
+    return allocate_arena(size_bytes, torch.device("cpu")).fill_(0)
 
 
 class ReadLimit:

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from h3kv.core.units import describe_size
+from h3kv.core.units import NS_PER_MS, NS_PER_S, describe_size
 from h3kv.engine.events import RequestStatistics
 from h3kv.engine.stopping import FinishReason
-
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

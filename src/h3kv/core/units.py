@@ -23,6 +23,9 @@ SIZE_UNITS: Final = {
 }
 """Bytes per unit. `format_size` writes the binary ones only."""
 
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+
 DURATION_UNITS: Final = {"h": 3_600 * 10**9, "min": 60 * 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 """Nanoseconds per unit, largest first."""
 

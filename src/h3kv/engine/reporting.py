@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import StoreStatistics
+from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import RequestStatistics
 from h3kv.engine.segments import SegmentStatistics
 from h3kv.telemetry import names
-
-NS_PER_S: Final = 1_000_000_000
 
 
 class Reporter:

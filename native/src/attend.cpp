@@ -8,12 +8,15 @@
 #include "h3/dispatch.hpp"
 #include "h3/pool.hpp"
 
-// Two ways to cut the work, chosen by shapes alone, so that results never depend on threads:
+// The work is cut into units by shapes alone, so that results never depend on threads:
 //
 //     few rows (decode, a question):  unit = (part of the tokens, KV head)         parts merged in position order
-//     many rows (prefill):            unit = (block of query tokens, KV head)      pages in position order inside
+//     many rows (prefill):            unit = (block of query tokens, KV head)      one part with all pages in it
 //
 // A part has 1,024 tokens, or more where many query rows over a long context would need too much room for partial results.
+//
+// Pages may come in runs. What a unit has summed up stays in the state between runs, and runs end where a kernel ends a
+// batch of pages: however the pages are cut into runs, the same numbers are added in the same order.
 namespace h3 {
 namespace {
 
@@ -49,9 +52,6 @@ class Rows {
   }
 
   void attend(const AttendArgs& a, const Page* pages, int page_count, float* out, float* maximum, float* sum) const {
-    std::fill_n(out, count_ * head_dim_, 0.0f);
-    std::fill_n(maximum, count_, kNothing);
-    std::fill_n(sum, count_, 0.0f);
     const RowBlock block{packed_.data(), positions_.data(), out,        maximum,   sum,
                          pages,          count_,            head_dim_,  page_count, a.scale * kLog2e};
     kernels().attend_rows[static_cast<int>(a.page_dtype)](block);
@@ -76,105 +76,116 @@ void put_row(const AttendArgs& a, int token, int head, const float* out, float m
   a.lse[at] = sum == 0.0f ? kNothing : maximum * kLn2 + std::log(sum);
 }
 
-// Partial results of all parts: [part][row][D + 2], the maximum and the sum behind each row.
-void merge_row(const AttendArgs& a, const float* partials, int parts, std::int64_t part_stride, float* out,
-               float* maximum, float* sum) {
-  const int d_max = a.head_dim;
-  *maximum = kNothing;
-  for (int p = 0; p < parts; ++p) {
-    const float top = partials[p * part_stride + d_max];
-    if (top > *maximum || top != top) *maximum = top;  // once NaN, always NaN
+// How the work is cut, and where a unit's sums lie in the state: [part][KV head] of {out [rows][D], maximum [rows],
+// sum [rows]}.
+struct Cut {
+  int group;        // query heads of a KV head
+  int rows;         // query rows of a KV head
+  int pages_each;   // of a part
+  int parts;
+  int block;        // query tokens of a unit
+  int blocks;
+  int head_dim;
+  int kv_heads;
+
+  explicit Cut(const AttendArgs& a)
+      : group(a.heads / a.kv_heads), rows(a.tokens * group), head_dim(a.head_dim), kv_heads(a.kv_heads) {
+    const bool few = rows <= kBlockRows;
+    pages_each = few ? part_pages(a.page_count) : std::max(a.page_count, 1);
+    parts = std::max(1, (a.page_count + pages_each - 1) / pages_each);
+    block = few ? a.tokens : std::max(1, kBlockRows / group);
+    blocks = (a.tokens + block - 1) / block;
   }
-  *sum = 0.0f;
-  std::fill_n(out, d_max, 0.0f);
-  if (*maximum == kNothing) return;
-  for (int p = 0; p < parts; ++p) {
-    const float* part = partials + p * part_stride;
-    const float weight = std::exp2(part[d_max] - *maximum);
+
+  int part_pages(int page_count) const {
+    if (rows <= kDecodeRowsMax) return kPartPages;
+    const int wide = (page_count + kWidePartsMax - 1) / kWidePartsMax;
+    return std::max(1, (wide + kPartPages - 1) / kPartPages) * kPartPages;
+  }
+
+  std::int64_t head_floats() const { return static_cast<std::int64_t>(rows) * (head_dim + 2); }
+  std::int64_t part_floats() const { return kv_heads * head_floats(); }
+  std::int64_t floats() const { return parts * part_floats(); }
+};
+
+// The sums of some rows of one part and KV head.
+struct Sums {
+  float* out;
+  float* maximum;
+  float* sum;
+
+  Sums(const Cut& cut, float* state, int part, int head, int row) {
+    float* base = state + part * cut.part_floats() + head * cut.head_floats();
+    out = base + static_cast<std::int64_t>(row) * cut.head_dim;
+    maximum = base + static_cast<std::int64_t>(cut.rows) * cut.head_dim + row;
+    sum = maximum + cut.rows;
+  }
+
+  void clear(int rows, int head_dim) const {
+    std::fill_n(out, rows * head_dim, 0.0f);
+    std::fill_n(maximum, rows, kNothing);
+    std::fill_n(sum, rows, 0.0f);
+  }
+};
+
+// One row over all parts, in position order.
+void merge_row(const AttendArgs& a, const Cut& cut, float* state, int head, int row) {
+  float top = kNothing;
+  for (int p = 0; p < cut.parts; ++p) {
+    const float maximum = *Sums(cut, state, p, head, row).maximum;
+    if (maximum > top || maximum != maximum) top = maximum;  // once NaN, always NaN
+  }
+  float merged[kHeadDimMax] = {};
+  float total = 0.0f;
+  for (int p = 0; p < cut.parts && top != kNothing; ++p) {
+    const Sums sums(cut, state, p, head, row);
+    const float weight = std::exp2(*sums.maximum - top);
     if (weight == 0.0f) continue;
-    for (int d = 0; d < d_max; ++d) out[d] += weight * part[d];
-    *sum += weight * part[d_max + 1];
+    for (int d = 0; d < a.head_dim; ++d) merged[d] += weight * sums.out[d];
+    total += weight * *sums.sum;
   }
-}
-
-int part_pages(const AttendArgs& a, int rows) {
-  if (rows <= kDecodeRowsMax) return kPartPages;
-  const int wide = (a.page_count + kWidePartsMax - 1) / kWidePartsMax;
-  return std::max(1, (wide + kPartPages - 1) / kPartPages) * kPartPages;
-}
-
-void attend_parts(const AttendArgs& a) {
-  const int group = a.heads / a.kv_heads;
-  const int rows = a.tokens * group;
-  const int pages_each = part_pages(a, rows);
-  const int parts = (a.page_count + pages_each - 1) / pages_each;
-  const int row_floats = a.head_dim + 2;
-  const std::int64_t part_stride = static_cast<std::int64_t>(a.kv_heads) * rows * row_floats;
-  thread_local std::vector<float> scratch;  // the caller's, shared with the pool for this call
-  scratch.resize(static_cast<std::size_t>(std::max<std::int64_t>(parts * part_stride, 1)));
-  float* partials = scratch.data();
-  const auto attend_units = [&](int begin, int end) {
-    thread_local Rows state;
-    thread_local std::vector<float> buffer;
-    buffer.resize(static_cast<std::size_t>(rows) * static_cast<std::size_t>(row_floats));
-    float* out = buffer.data();
-    float* maximum = out + rows * a.head_dim;
-    float* sum = maximum + rows;
-    for (int unit = begin; unit < end; ++unit) {
-      const int part = unit / a.kv_heads;
-      const int head = unit % a.kv_heads;
-      const int first = part * pages_each;
-      state.prepare(a, head, 0, a.tokens);
-      state.attend(a, a.pages + head * a.pages_stride + first, std::min(pages_each, a.page_count - first), out, maximum,
-                   sum);
-      for (int r = 0; r < rows; ++r) {
-        float* target = partials + part * part_stride + static_cast<std::int64_t>(head * rows + r) * row_floats;
-        std::copy_n(out + r * a.head_dim, a.head_dim, target);
-        target[a.head_dim] = maximum[r];
-        target[a.head_dim + 1] = sum[r];
-      }
-    }
-  };
-  parallel(parts * a.kv_heads, a.threads, Share::kGuided, attend_units);
-  for (int i = 0; i < a.kv_heads * rows; ++i) {
-    float merged[kHeadDimMax];
-    float top = kNothing;
-    float total = 0.0f;
-    merge_row(a, partials + static_cast<std::int64_t>(i) * row_floats, parts, part_stride, merged, &top, &total);
-    const int r = i % rows;
-    put_row(a, r / group, i / rows * group + r % group, merged, top, total);
-  }
-}
-
-void attend_blocks(const AttendArgs& a) {
-  const int group = a.heads / a.kv_heads;
-  const int block = std::max(1, kBlockRows / group);
-  const int blocks = (a.tokens + block - 1) / block;
-  const auto attend_units = [&](int begin, int end) {
-    thread_local Rows state;
-    thread_local std::vector<float> buffer;
-    buffer.resize(static_cast<std::size_t>(block * group) * static_cast<std::size_t>(a.head_dim + 2));
-    for (int unit = begin; unit < end; ++unit) {
-      const int first = (blocks - 1 - unit / a.kv_heads) * block;  // the last tokens see most: longest work first
-      const int head = unit % a.kv_heads;
-      const int tokens = std::min(block, a.tokens - first);
-      state.prepare(a, head, first, tokens);
-      float* out = buffer.data();
-      float* maximum = out + state.count() * a.head_dim;
-      float* sum = maximum + state.count();
-      state.attend(a, a.pages + head * a.pages_stride, a.page_count, out, maximum, sum);
-      for (int r = 0; r < state.count(); ++r)
-        put_row(a, first + r / group, head * group + r % group, out + r * a.head_dim, maximum[r], sum[r]);
-    }
-  };
-  parallel(blocks * a.kv_heads, a.threads, Share::kOne, attend_units);
+  put_row(a, row / cut.group, head * cut.group + row % cut.group, merged, top, total);
 }
 
 }  // namespace
 
-void attend(const AttendArgs& args) {
-  if (args.tokens * (args.heads / args.kv_heads) <= kBlockRows) attend_parts(args);
-  else attend_blocks(args);
+std::int64_t attend_state_floats(const AttendArgs& args) { return Cut(args).floats(); }
+
+void attend(const AttendArgs& a) {
+  const Cut cut(a);
+  thread_local std::vector<float> scratch;  // the caller's, shared with the pool for this call
+  float* state = a.state;
+  if (state == nullptr) {
+    scratch.resize(static_cast<std::size_t>(cut.floats()));
+    state = scratch.data();
+  }
+  const bool is_last = a.page_last == a.page_count;
+  const int part_first = a.page_first / cut.pages_each;
+  const int part_last = std::max(part_first + 1, (a.page_last + cut.pages_each - 1) / cut.pages_each);
+  const int units = (part_last - part_first) * cut.blocks * a.kv_heads;
+  parallel(units, a.threads, cut.blocks > 1 ? Share::kOne : Share::kGuided, [&](int begin, int end) {
+    thread_local Rows rows;
+    for (int unit = begin; unit < end; ++unit) {
+      const int head = unit % a.kv_heads;
+      const int part = part_first + unit / a.kv_heads / cut.blocks;
+      // The last tokens see most: longest work first.
+      const int token = (cut.blocks - 1 - unit / a.kv_heads % cut.blocks) * cut.block;
+      rows.prepare(a, head, token, std::min(cut.block, a.tokens - token));
+      const Sums sums(cut, state, part, head, token * cut.group);
+      const int start = part * cut.pages_each;
+      const int first = std::max(a.page_first, start);
+      const int last = std::min(a.page_last, start + cut.pages_each);
+      if (first == start) sums.clear(rows.count(), a.head_dim);
+      rows.attend(a, a.pages + head * a.pages_stride + first, last - first, sums.out, sums.maximum, sums.sum);
+      if (!is_last || cut.parts > 1) continue;
+      for (int r = 0; r < rows.count(); ++r)
+        put_row(a, token + r / cut.group, head * cut.group + r % cut.group, sums.out + r * a.head_dim, sums.maximum[r],
+                sums.sum[r]);
+    }
+  });
+  if (!is_last || cut.parts == 1) return;
+  for (int head = 0; head < a.kv_heads; ++head)
+    for (int row = 0; row < cut.rows; ++row) merge_row(a, cut, state, head, row);
 }
 
 }  // namespace h3

@@ -141,9 +141,9 @@ constexpr int kPageVectors = kPageTokens / kLanes;
 // Rows of one tile: scores, weights and the running softmax of up to kTileRows rows over a batch of pages. A batch ends
 // with an update of the running maximum. Decode takes one page at a time, so that memory is read in a straight line and
 // the processor's own prefetch follows; prefill, whose pages come from cache, takes more to update less often.
-template <class E, int kBatchPages>
+template <class E, int kPages>
 struct RowTile {
-  static constexpr int kBatchTokens = kBatchPages * kPageTokens;
+  static constexpr int kBatchTokens = kPages * kPageTokens;
   alignas(64) float scores[kTileRows][kBatchTokens];
   alignas(64) char weights[kTileRows][kBatchTokens * 4 / E::kPack];
 
@@ -251,7 +251,7 @@ struct RowTile {
 
   // out[r] += sum over tokens of weight * value.
   void sum_values(const Page* pages, const int* tokens, int count) {
-    Run runs[kBatchPages];
+    Run runs[kPages];
     for (int d = 0; d < block.head_dim; d += kTileVectors * kLanes) {
       const int panel = d / kPanel * kPanel;
       const int width = block.head_dim - panel < kPanel ? block.head_dim - panel : kPanel;
@@ -270,7 +270,7 @@ struct RowTile {
   }
 
   void attend_batch(const Page* pages, int count) {
-    int tokens[kBatchPages];
+    int tokens[kPages];
     int used = 0;
     for (int i = 0; i < count; ++i) {
       tokens[i] = visible(pages[i]);
@@ -288,13 +288,13 @@ struct RowTile {
   }
 };
 
-template <class E, int kBatchPages>
+template <class E, int kPages>
 void attend_batches(const RowBlock& block) {
-  for (int p = 0; p < block.page_count; p += kBatchPages) {
-    const int count = block.page_count - p < kBatchPages ? block.page_count - p : kBatchPages;
+  for (int p = 0; p < block.page_count; p += kPages) {
+    const int count = block.page_count - p < kPages ? block.page_count - p : kPages;
     for (int row = 0; row < block.rows; row += kTileRows) {
       const int rows = block.rows - row < kTileRows ? block.rows - row : kTileRows;
-      RowTile<E, kBatchPages>(block, row, rows).attend_batch(block.pages + p, count);
+      RowTile<E, kPages>(block, row, rows).attend_batch(block.pages + p, count);
     }
   }
 }
@@ -302,7 +302,7 @@ void attend_batches(const RowBlock& block) {
 template <class E>
 void attend_rows(const RowBlock& block) {
   if (block.rows <= kTileRows) attend_batches<E, 1>(block);
-  else attend_batches<E, 4>(block);
+  else attend_batches<E, kBatchPages>(block);
 }
 
 // 4 bytes for each `pack` elements; count is a multiple of 16.

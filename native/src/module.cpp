@@ -47,10 +47,21 @@ void isa_select(const std::string& name) {
 
 void attend(Address q, Address out, Address lse, Address pages, std::int64_t pages_stride,
             int q_dtype, int out_dtype, int page_dtype, int tokens, int heads, int kv_heads, int head_dim,
-            int page_count, int position, float scale, int threads) {
+            int page_count, int position, float scale, int threads, int page_first, int page_last, Address state) {
   h3::attend({at(q), at(out), at<float>(lse), at<h3::Page>(pages), pages_stride,
               static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(out_dtype), static_cast<h3::DType>(page_dtype),
-              tokens, heads, kv_heads, head_dim, page_count, position, scale, threads});
+              tokens, heads, kv_heads, head_dim, page_count, position, scale, threads, page_first, page_last,
+              at<float>(state)});
+}
+
+std::int64_t attend_state_floats(int tokens, int heads, int kv_heads, int head_dim, int page_count) {
+  h3::AttendArgs args{};
+  args.tokens = tokens;
+  args.heads = heads;
+  args.kv_heads = kv_heads;
+  args.head_dim = head_dim;
+  args.page_count = page_count;
+  return h3::attend_state_floats(args);
 }
 
 void append(Address k, Address v, Address pages, std::int64_t pages_stride, std::int64_t index, int tokens,
@@ -81,6 +92,7 @@ NB_MODULE(_native, m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   m.attr("PART_TOKENS") = h3::kPartTokens;
   m.attr("PAGE_TOKENS") = h3::kPageTokens;
+  m.attr("BATCH_PAGES") = h3::kBatchPages;
   m.attr("HEAD_DIM_MAX") = h3::kHeadDimMax;
   m.attr("LANE_TOKENS") = h3::kLanes;
   m.attr("PANEL_DIMS") = h3::kPanel;
@@ -90,6 +102,7 @@ NB_MODULE(_native, m) {
   m.def("isa_current", [] { return std::string(kIsaNames[static_cast<int>(h3::isa_current())]); });
   m.def("isa_select", &isa_select, "name"_a);
   m.def("attend", &attend, Released());
+  m.def("attend_state_floats", &attend_state_floats);
   m.def("append", &append, Released());
   m.def("rotate", &rotate, Released());
   m.def("linear", &linear, Released());

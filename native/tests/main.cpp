@@ -92,9 +92,19 @@ void check_attend(const Case& c) {
               c.stored - half, c.kv_heads, c.head_dim, c.dtype, 2});
   std::vector<float> out(static_cast<std::size_t>(c.tokens * c.heads * c.head_dim));
   std::vector<float> lse(static_cast<std::size_t>(c.tokens * c.heads));
-  h3::attend({q.bytes.get(), out.data(), lse.data(), table.data(), pages, c.dtype,
-              DType::kFp32, c.dtype, c.tokens, c.heads, c.kv_heads, c.head_dim, pages, c.stored - c.tokens,
-              1.0f / std::sqrt(static_cast<float>(c.head_dim)), 2});
+  h3::AttendArgs args{q.bytes.get(), out.data(), lse.data(), table.data(), pages, c.dtype,
+                      DType::kFp32, c.dtype, c.tokens, c.heads, c.kv_heads, c.head_dim, pages, c.stored - c.tokens,
+                      1.0f / std::sqrt(static_cast<float>(c.head_dim)), 2, 0, pages, nullptr};
+  h3::attend(args);
+  const std::vector<float> whole = out;
+  std::vector<float> state(static_cast<std::size_t>(h3::attend_state_floats(args)));
+  args.state = state.data();
+  for (int first = 0; first < pages; first = args.page_last) {
+    args.page_first = first;
+    args.page_last = std::min(pages, first + h3::kBatchPages);
+    h3::attend(args);
+  }
+  expect(out == whole, "attention in runs equals attention at once");
   const double tolerance = c.dtype == DType::kBf16 ? 2e-2 : 1e-5;
   std::vector<double> expected;
   for (int t = 0; t < c.tokens; t += 7) {

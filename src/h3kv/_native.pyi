@@ -9,6 +9,7 @@ from typing import Final
 
 PART_TOKENS: Final[int]
 PAGE_TOKENS: Final[int]
+BATCH_PAGES: Final[int]
 HEAD_DIM_MAX: Final[int]
 LANE_TOKENS: Final[int]
 PANEL_DIMS: Final[int]
@@ -41,9 +42,15 @@ def attend(
     position: int,
     scale: float,
     threads: int,
+    page_first: int,
+    page_last: int,
+    state: int,
     /,
 ) -> None:
     """See `attend.hpp`."""
+
+def attend_state_floats(tokens: int, heads: int, kv_heads: int, head_dim: int, page_count: int, /) -> int:
+    """Size of the state of an attention in runs, in floats."""
 
 def append(
     k: int,

@@ -22,8 +22,14 @@ struct AttendArgs {
   int position;             // row t sees the tokens whose position is <= position + t
   float scale;              // of the scores, above 0
   int threads;              // at most; results do not depend on it
+  // The run of pages to attend to now; runs follow each other from page 0. A run ends at a multiple of kBatchPages or with
+  // the last page; that one writes `out` and `lse`.
+  int page_first;
+  int page_last;
+  float* state;             // attend_state_floats(), kept from run to run; null: the only run
 };
 
 void attend(const AttendArgs& args);
+std::int64_t attend_state_floats(const AttendArgs& args);
 
 }  // namespace h3

@@ -16,6 +16,7 @@ constexpr int kLanes = 16;         // fp32 lanes of one vector
 constexpr int kPanel = 64;         // dimensions of values that lie together
 constexpr int kPageTokens = 64;    // room of one page
 constexpr int kPartTokens = 1024;   // tokens of one part of a decode step
+constexpr int kBatchPages = 4;      // pages between two updates of the running softmax where many rows share them
 constexpr int kHeadDimMax = 256;   // scratch is sized by it
 
 // One page of one layer and KV head. 32 bytes; equals PAGE_DTYPE in attention/native.py.
@@ -27,5 +28,6 @@ struct Page {
   std::int32_t count;       // tokens in use, 0 to 64
 };
 static_assert(sizeof(Page) == 32);
+static_assert(kPartTokens % (kBatchPages * kPageTokens) == 0);
 
 }  // namespace h3

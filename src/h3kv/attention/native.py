@@ -16,7 +16,7 @@ from h3kv import _native
 from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import PageLayout
-from h3kv.core.limits import BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
+from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
 from h3kv.core.types import DType
 
 PAGE_DTYPE: Final = np.dtype(
@@ -103,37 +103,88 @@ def attend(
 
     Cost: reads every page once for up to 32 query rows a KV head, allocates the result.
     """
-    tokens, heads, head_dim = q_THD.shape
-    kv_heads = pages_KN.shape[0]
-    _check_tensor(q_THD)
-    _check_table(pages_KN, kv_heads)
-    if out_dtype not in CODES:
-        raise ShapeError(f"the output can be fp32, bf16 or fp16, not {out_dtype}")
-    if scale is not None and scale <= 0:
-        raise ShapeError(f"scale = {scale}: must be above 0")
-    if head_dim != layout.head_dim or kv_heads == 0 or heads % kv_heads != 0:
-        raise ShapeError(f"{heads} query heads of {head_dim} over {kv_heads} KV heads of {layout.head_dim}")
-    out_THD = torch.empty((tokens, heads, head_dim), dtype=out_dtype)
-    lse_TH = torch.empty((tokens, heads), dtype=torch.float32)
-    _native.attend(
-        q_THD.data_ptr(),
-        out_THD.data_ptr(),
-        lse_TH.data_ptr(),
-        pages_KN.ctypes.data,
-        pages_KN.strides[0] // PAGE_DTYPE.itemsize,
-        CODES[q_THD.dtype],
-        CODES[out_dtype],
-        CODES[TORCH_DTYPES[layout.dtype]],
-        tokens,
-        heads,
-        kv_heads,
-        head_dim,
-        pages_KN.shape[1],
-        position,
-        head_dim**-0.5 if scale is None else scale,
-        torch.get_num_threads() if threads is None else threads,
+    whole = Attention(
+        q_THD, pages_KN, layout=layout, position=position, scale=scale, out_dtype=out_dtype, threads=threads
     )
-    return Part(out_THD, lse_TH)
+    return whole.run(pages_KN.shape[1])
+
+
+class Attention:
+    """The same attention, over pages that become readable run by run. Equal to `attend`, bit for bit.
+
+    Arguments and errors as of `attend`; the addresses of a run's pages are read when it is taken.
+    """
+
+    def __init__(
+        self,
+        q_THD: Tensor,
+        pages_KN: NDArray[np.void],
+        *,
+        layout: PageLayout,
+        position: int,
+        scale: float | None = None,
+        out_dtype: torch.dtype = torch.float32,
+        threads: int | None = None,
+    ) -> None:
+        kv_heads = pages_KN.shape[0]
+        heads, head_dim = q_THD.shape[1:]
+        _check_tensor(q_THD)
+        _check_table(pages_KN, kv_heads)
+        if out_dtype not in CODES:
+            raise ShapeError(f"the output can be fp32, bf16 or fp16, not {out_dtype}")
+        if scale is not None and scale <= 0:
+            raise ShapeError(f"scale = {scale}: must be above 0")
+        if head_dim != layout.head_dim or kv_heads == 0 or heads % kv_heads != 0:
+            raise ShapeError(f"{heads} query heads of {head_dim} over {kv_heads} KV heads of {layout.head_dim}")
+        self._q_THD = q_THD
+        self._pages_KN = pages_KN
+        self._page_code = CODES[TORCH_DTYPES[layout.dtype]]
+        self._position = position
+        self._scale = head_dim**-0.5 if scale is None else scale
+        self._threads = torch.get_num_threads() if threads is None else threads
+        self._part = Part(torch.empty(q_THD.shape, dtype=out_dtype), torch.empty(q_THD.shape[:2], dtype=torch.float32))
+        self._state: Tensor | None = None
+        self._done = 0
+
+    def run(self, end: int) -> Part:
+        """Attend to the pages from the end of the last run to `end`.
+
+        Args:
+            end: a multiple of `limits.ATTEND_BATCH_PAGES`, or the number of all pages.
+
+        Returns:
+            The part, whose numbers are there after the run that takes the last page.
+        """
+        tokens, heads, head_dim = self._q_THD.shape
+        kv_heads, pages = self._pages_KN.shape
+        assert self._done <= end <= pages and (end == pages or end % ATTEND_BATCH_PAGES == 0)
+        if self._state is None and end < pages:
+            floats = _native.attend_state_floats(tokens, heads, kv_heads, head_dim, pages)
+            self._state = torch.empty(floats, dtype=torch.float32)
+        part = self._part
+        _native.attend(
+            self._q_THD.data_ptr(),
+            part.out_THD.data_ptr(),
+            part.lse_TH.data_ptr(),
+            self._pages_KN.ctypes.data,
+            self._pages_KN.strides[0] // PAGE_DTYPE.itemsize,
+            CODES[self._q_THD.dtype],
+            CODES[part.out_THD.dtype],
+            self._page_code,
+            tokens,
+            heads,
+            kv_heads,
+            head_dim,
+            pages,
+            self._position,
+            self._scale,
+            self._threads,
+            self._done,
+            end,
+            0 if self._state is None else self._state.data_ptr(),
+        )
+        self._done = end
+        return part
 
 
 def _check_tensor(x_TXD: Tensor) -> None:

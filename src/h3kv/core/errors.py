@@ -9,10 +9,15 @@ H3Error                      code                  retry   what the caller does
 │  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
 │  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
 ├─ SlabError
-│  └─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
+│  ├─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
+│  └─ SlabCorruptError       DATA_LOSS             no      drop it, recompute, count it
 ├─ TierError
 │  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
-│  └─ TierClosedError        FAILED_PRECONDITION   no      we closed it
+│  ├─ TierClosedError        FAILED_PRECONDITION   no      we closed it
+│  └─ TierBrokenError        UNAVAILABLE           no      the outside broke it; sticky until reopened
+├─ StoreError                FAILED_PRECONDITION   no      mend the folder, file or device that it names
+│  ├─ StoreFormatError       FAILED_PRECONDITION   no      format it, or name another: it is not a store of ours
+│  └─ StoreBusyError         ABORTED               yes     end the process that uses it
 ├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
 ├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
 ├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
@@ -38,6 +43,7 @@ class Code(enum.StrEnum):
     ABORTED = "ABORTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
 
 
@@ -136,6 +142,13 @@ class SlabBusyError(SlabError):
     retry = Retry.YES
 
 
+class SlabCorruptError(SlabError):
+    """The bytes that came back are not those that were written."""
+
+    code = Code.DATA_LOSS
+    reason = "SLAB_CORRUPT"
+
+
 class TierError(H3Error):
     """Something about one tier."""
 
@@ -164,6 +177,38 @@ class TierClosedError(TierError):
     """The store was closed by us."""
 
     reason = "TIER_CLOSED"
+
+
+class TierBrokenError(TierError):
+    """A device or file failed; the store takes no more moves until it is opened again."""
+
+    code = Code.UNAVAILABLE
+    reason = "TIER_BROKEN"
+
+
+class StoreError(H3Error):
+    """A place on disk cannot serve as a store."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "STORE"
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class StoreFormatError(StoreError):
+    """What lies there is not a store, or one of another version or damaged."""
+
+    reason = "STORE_FORMAT"
+
+
+class StoreBusyError(StoreError):
+    """Another process uses the store."""
+
+    code = Code.ABORTED
+    reason = "STORE_BUSY"
+    retry = Retry.YES
 
 
 class StaleHandleError(H3Error):

@@ -35,10 +35,15 @@ PART_TOKENS: Final = 1024
 position order, so a result never depends on the number of threads. `native/include/h3/types.hpp` holds the same number;
 a test compares."""
 
+ATTEND_BATCH_PAGES: Final = 4
+"""Pages between two updates of the running softmax where many query rows share them. An attention that comes in runs of
+pages is cut at multiples of it, so that the same numbers are added in the same order however it is cut.
+`native/include/h3/types.hpp` holds the same number; a test compares."""
+
 HEAD_DIM_MAX: Final = 256
 """Largest head dimension that `attend` accepts; its scratch is sized by it."""
 
 assert EXTENT_CLASSES_BLOCKS[-1] == SEGMENT_BLOCKS_MAX
 assert all(2 * a == b for a, b in itertools.pairwise(EXTENT_CLASSES_BLOCKS))
 assert BLOCK_TOKENS % LANE_TOKENS == 0
-assert PART_TOKENS % BLOCK_TOKENS == 0
+assert PART_TOKENS % (ATTEND_BATCH_PAGES * BLOCK_TOKENS) == 0

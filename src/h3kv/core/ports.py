@@ -1,22 +1,23 @@
 """Seams between the parts. Each is small enough to fake, and each has one conformance suite.
 
-What `h3kv.policy` decides needs no class here: it comes as functions of plain values. Where slabs lie is not decided
-yet: there is one tier, and a policy of placement comes with the others.
+What `h3kv.policy` decides needs no class here: it comes as functions of plain values, `policy.placement.step` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from h3kv.core.types import (
     BlockKey,
     BlockLocation,
     Completion,
+    Fetch,
     Move,
     SegmentId,
     SlabKey,
     SlotHandle,
+    StoredSegment,
     StoreStatistics,
     Tier,
 )
@@ -25,8 +26,8 @@ from h3kv.core.types import (
 class BlockStore(Protocol):
     """One tier of slabs.
 
-    Two-phase: a slab is visible to `lookup` only after the completion of its move was polled. No call waits for a
-    device. Not thread-safe: one owner calls it.
+    Two-phase: a slab is visible to `lookup` only after the completion of its move was polled. No call but `wait` waits
+    for a device. Not thread-safe: one owner calls it.
     """
 
     tier: Tier
@@ -34,27 +35,33 @@ class BlockStore(Protocol):
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """Take room for slabs of so many blocks each, all or nothing. Each size is rounded up to an extent class.
 
+        A store that outlives the process keeps whole segments: there the sizes come segment by segment, the same one
+        for each layer.
+
         Raises:
             TierFullError: not all of them fit; nothing was taken.
+            TierBrokenError: the store takes nothing more.
             TierClosedError: after `close`.
         """
         ...
 
-    def address(self, handle: SlotHandle) -> int:
-        """Address of the slot's first byte, valid until `release`. Raises StaleHandleError."""
-        ...
-
-    def submit(self, moves: Sequence[Move]) -> None:
-        """Start moves into reserved slots.
+    def submit(self, moves: Sequence[Move | Fetch]) -> None:
+        """Start moves into reserved slots, and fetches out of visible ones.
 
         Raises:
             SlabBusyError: a move of that key is in flight, or the key is visible already. Nothing was started.
-            StaleHandleError: a target was released. Nothing was started.
+            StaleHandleError: a target or source was released. Nothing was started.
+            TierBrokenError: the store takes no more moves. Nothing was started; fetches alone may still pass.
         """
         ...
 
     def poll(self) -> list[Completion]:
-        """Moves that ended since the last call, oldest first; each successful one becomes visible now."""
+        """Moves and fetches that ended since the last call, the oldest of each kind first; each successful move becomes
+        visible now."""
+        ...
+
+    def wait(self, timeout_ns: int) -> None:
+        """Return as soon as `poll` would give something, or nothing is in flight, or the time is over."""
         ...
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
@@ -62,7 +69,13 @@ class BlockStore(Protocol):
         ...
 
     def release(self, handles: Sequence[SlotHandle]) -> None:
-        """Give slots back. Their slabs vanish from `lookup`, their handles go stale. Raises StaleHandleError."""
+        """Give slots back. Their slabs vanish from `lookup`, their handles go stale.
+
+        Room that a fetch or move in flight still uses is handed out again only after that has ended.
+
+        Raises:
+            StaleHandleError: a handle was released before. Nothing was given back.
+        """
         ...
 
     def statistics(self) -> StoreStatistics:
@@ -75,6 +88,30 @@ class BlockStore(Protocol):
 
     def close(self) -> None:
         """Release everything. Calling it again does nothing."""
+        ...
+
+
+class AddressableStore(BlockStore, Protocol):
+    """A tier in memory that this process can reach: slabs are read and written where they lie."""
+
+    def address(self, handle: SlotHandle) -> int:
+        """Address of the slot's first byte, valid until `release`. Raises StaleHandleError."""
+        ...
+
+
+class PersistentStore(BlockStore, Protocol):
+    """A tier that outlives the process. Its moves carry labels."""
+
+    def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
+        """Segments kept from earlier processes, oldest first, visible under the numbers that the callback gives.
+
+        Called once, before anything is reserved. A stored segment's owner releases it like any other.
+        """
+        ...
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether writing failed, so that the store takes no more moves. What it holds can still be fetched."""
         ...
 
 

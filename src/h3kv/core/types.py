@@ -64,6 +64,16 @@ class SlotHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentLabel:
+    """What a segment holds, in words that outlive the process."""
+
+    keys: tuple[BlockKey, ...]
+    """Of its whole blocks, first block first; at least one."""
+    parent: BlockKey
+    """The key before the first block: the block before, or the root key."""
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """One slab to be written into a reserved slot and then made visible."""
 
@@ -71,15 +81,40 @@ class Move:
     target: SlotHandle
     source: memoryview | None
     """Bytes to copy, at most the slot's size; the caller keeps them unchanged until the completion.
-    None: the bytes were written in place through `BlockStore.address`, only visibility is asked for."""
+    None: the bytes were written in place through `AddressableStore.address`, only visibility is asked for."""
+    label: SegmentLabel | None = None
+    """Of the whole segment, the same for all its slabs. A store that outlives the process keeps it; without it the
+    segment is forgotten at the end of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One visible slab to be copied out of its store, verified where the store can."""
+
+    key: SlabKey
+    source: SlotHandle
+    target: memoryview
+    """Writable room for the first bytes of the slab: whole pages, at most the slot. The caller leaves it alone until the
+    completion; after an error it holds anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of one move. The slab is visible from the moment that this is polled, unless `error` is set."""
+    """The end of one move or fetch. A moved slab is visible from the moment that this is polled, unless `error` is set."""
 
-    move: Move
+    move: Move | Fetch
     error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment that a store kept from an earlier process."""
+
+    segment: SegmentId
+    """The number that it has in this process."""
+    label: SegmentLabel
+    handles_L: tuple[SlotHandle, ...]
+    """One visible slot for each layer."""
 
 
 @dataclass(frozen=True, slots=True)

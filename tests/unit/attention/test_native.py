@@ -207,8 +207,28 @@ def test_shapes_that_disagree_are_refused(generator: torch.Generator) -> None:
         native.append(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64), pages.table_KN, layout=other, index=0)
 
 
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("tokens", [1, 3, 30, 100])
+@pytest.mark.parametrize("step", [4, 12, 40])
+def test_attention_in_runs_is_bitwise_the_same(
+    isa: str, dtype: DType, tokens: int, step: int, generator: torch.Generator
+) -> None:
+    counts = [64] * 42 + [9]
+    pages = random_pages(counts, dtype=dtype, kv_heads=2, head_dim=64, generator=generator)
+    q_THD = torch.randn(tokens, 6, 64, generator=generator).to(TORCH_DTYPES[dtype])
+    position = sum(counts) - tokens
+    whole = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=position)
+    attention = native.Attention(q_THD, pages.table_KN, layout=pages.layout, position=position)
+    for end in range(step, len(counts), step):
+        attention.run(end)
+    part = attention.run(len(counts))
+    assert torch.equal(part.out_THD, whole.out_THD)
+    assert torch.equal(part.lse_TH, whole.lse_TH)
+
+
 def test_numbers_shared_with_the_native_core_agree() -> None:
     assert _native.PART_TOKENS == limits.PART_TOKENS
+    assert _native.BATCH_PAGES == limits.ATTEND_BATCH_PAGES
     assert _native.PAGE_TOKENS == limits.BLOCK_TOKENS
     assert _native.HEAD_DIM_MAX == limits.HEAD_DIM_MAX
     assert _native.LANE_TOKENS == limits.LANE_TOKENS

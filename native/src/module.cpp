@@ -13,6 +13,7 @@
 #include "h3/linear.hpp"
 #include "h3/memory.hpp"
 #include "h3/transform.hpp"
+#include "module_io.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -107,4 +108,5 @@ NB_MODULE(_native, m) {
   m.def("rotate", &rotate, Released());
   m.def("linear", &linear, Released());
   m.def("read_all", &read_all, Released());
+  bind_io(m);
 }

@@ -5,6 +5,7 @@ Nothing is checked here: call it through `h3kv.attention.native` and `h3kv.model
 `native/include/h3` say what each argument means.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 PART_TOKENS: Final[int]
@@ -108,3 +109,42 @@ def linear(
 
 def read_all(data: int, size_bytes: int, variant: int, threads: int, /) -> int:
     """See `memory.hpp`."""
+
+def crc32c_methods() -> list[str]:
+    """Ways to compute checksums that this processor has, slowest first: portable, sse42, vpclmul."""
+
+def crc32c(data: int, size: int, method: str = "") -> int:
+    """See `crc32c.hpp`; the best method unless one is named. Raises ValueError when the processor lacks it."""
+
+class IoEngine:
+    """See `io_engine.hpp`; records as in `h3kv.tiers.io`."""
+
+    def __init__(
+        self,
+        files: Sequence[int],
+        depth: int,
+        buffers: Sequence[tuple[int, int]],
+        backend: str,
+        threads: int,
+        deadline_ms: int,
+        faults: Sequence[tuple[str, int, int, int]],
+        /,
+    ) -> None:
+        """Raises RuntimeError when a backend asked for by name cannot be had. `faults` need the backend `script`."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def buffers_reason(self) -> str: ...
+    @property
+    def fixed_buffers(self) -> bool: ...
+    def submit(self, ops: int, count: int, /) -> bool: ...
+    def ready(self) -> int: ...
+    def outstanding(self) -> int: ...
+    def poll(self, results: int, capacity: int, /) -> int: ...
+    def wait(self, timeout_ns: int, count: int, /) -> None: ...
+    def cancel_all(self) -> None: ...
+    def close(self) -> None: ...
+    def statistics(self) -> dict[str, int]: ...

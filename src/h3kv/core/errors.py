@@ -10,7 +10,8 @@ H3Error                      code                  retry   what the caller does
 │  └─ ModelUnsupportedError  UNIMPLEMENTED         no      choose another model
 ├─ SlabError
 │  ├─ SlabBusyError          ABORTED               yes     in flight or pinned; try next tick
-│  └─ SlabCorruptError       DATA_LOSS             no      drop it, recompute, count it
+│  ├─ SlabCorruptError       DATA_LOSS             no      drop it, recompute, count it
+│  └─ SlabUnavailableError   UNAVAILABLE           no      drop it, recompute
 ├─ TierError
 │  ├─ TierFullError          RESOURCE_EXHAUSTED    later   demote something first, or raise the cap it names
 │  ├─ TierClosedError        FAILED_PRECONDITION   no      we closed it
@@ -147,6 +148,13 @@ class SlabCorruptError(SlabError):
 
     code = Code.DATA_LOSS
     reason = "SLAB_CORRUPT"
+
+
+class SlabUnavailableError(SlabError):
+    """The slab cannot be read, or not in time."""
+
+    code = Code.UNAVAILABLE
+    reason = "SLAB_UNAVAILABLE"
 
 
 class TierError(H3Error):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from h3kv.core.errors import ContextLengthError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
-from h3kv.core.types import StoreStatistics
+from h3kv.core.types import StoreStatistics, Tier
 from h3kv.core.units import format_size
 from h3kv.engine.request import Request
 from h3kv.policy.admission import bound_cached_tokens, count_blocks
@@ -28,25 +30,37 @@ def check_context(request: Request, context_tokens: int) -> None:
         )
 
 
-def check_memory(request: Request, layout: CacheLayout, tier: StoreStatistics) -> None:
-    """Check that an otherwise empty tier holds the request at its worst: nothing found, longest answer.
+def check_memory(
+    request: Request, layout: CacheLayout, tiers: Mapping[Tier, StoreStatistics], *, room_blocks: int
+) -> None:
+    """Check that otherwise empty tiers hold the request at its worst: nothing found, longest answer.
+
+    Args:
+        request: checked against the context.
+        layout: of the KV.
+        tiers: capacities of all tiers.
+        room_blocks: blocks of one sequence that they hold together.
 
     Raises:
-        TierFullError: it does not; the message has the sum and the cap that would do.
+        TierFullError: they do not; the message has the sum and the cap that would do.
     """
     prompt, answer = len(request.prompt), request.sampling.max_new_tokens
     blocks = count_blocks(bound_cached_tokens(prompt, answer))
-    needed_bytes = blocks * layout.block_bytes
-    if needed_bytes <= tier.capacity_bytes:
+    if blocks <= room_blocks:
         return
+    needed_bytes = blocks * layout.block_bytes
+    largest = Tier.NVME if Tier.NVME in tiers else Tier.HOST if Tier.HOST in tiers else Tier.DEVICE
     unit_bytes = layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
-    enough_bytes = -(-needed_bytes // unit_bytes) * unit_bytes
+    missing_bytes = (blocks - room_blocks) * layout.block_bytes
+    enough_bytes = -(-(tiers[largest].capacity_bytes + missing_bytes) // unit_bytes) * unit_bytes
+    setting = "nvme.capacity" if largest is Tier.NVME else f"{largest}.kv_bytes"
+    caps = " + ".join(f"{tier} {tiers[tier].capacity_bytes}" for tier in tiers)
     raise TierFullError(
         f"{prompt} prompt tokens + {answer} answer tokens take {blocks} blocks x "
-        f"{layout.block_bytes} bytes = {needed_bytes} bytes ({format_size(needed_bytes)}) of KV, but the {tier.tier} "
-        f"tier's cap is {tier.capacity_bytes} bytes; raise device.kv_bytes to at least {enough_bytes}, shorten the "
+        f"{layout.block_bytes} bytes = {needed_bytes} bytes ({format_size(needed_bytes)}) of KV, but the caps ({caps} "
+        f"bytes) leave room for {room_blocks} blocks; raise {setting} to at least {enough_bytes}, shorten the "
         "prompt, or lower max_new_tokens",
-        tier=tier.tier,
+        tier=largest,
         needed_bytes=needed_bytes,
-        free_bytes=tier.capacity_bytes,
+        free_bytes=room_blocks * layout.block_bytes,
     )

@@ -15,18 +15,18 @@ from collections.abc import Generator
 
 import torch
 
-from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import H3Error, InternalError, TierFullError
-from h3kv.core.ports import Clock, Directory, Telemetry
+from h3kv.core.errors import H3Error, InternalError, SlabCorruptError, SlabUnavailableError, TierFullError
+from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.ports import Clock, Telemetry
 from h3kv.engine.admission import check_context, check_memory
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, Failed, Finished, RequestStatistics, TokenGenerated
 from h3kv.engine.failures import failure_of
+from h3kv.engine.pool import KvPool
 from h3kv.engine.reporting import Reporter
 from h3kv.engine.request import Request, RequestId
-from h3kv.engine.segments import SegmentTable
-from h3kv.engine.sequence import LanguageModel, RunningSequence, Vocabulary
-from h3kv.engine.sequence_kv import SequenceKv, open_kv
+from h3kv.engine.sequence import ChunkRule, LanguageModel, RunningSequence, Vocabulary
+from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
 
@@ -36,9 +36,7 @@ class Engine:
 
     Args:
         model: reads chunks and gives scores.
-        segments: over the store that holds the KV; the caller closes the store after the engine.
-        directory: the one in which `segments` publishes.
-        page_kernels: attention over the store's pages.
+        pool: holds the KV; the caller closes it after the engine.
         vocabulary: text and end tokens.
         fingerprint: digest of everything but the tokens that decides the KV.
         device: where the model lies.
@@ -50,10 +48,8 @@ class Engine:
     def __init__(
         self,
         model: LanguageModel,
-        segments: SegmentTable,
+        pool: KvPool,
         *,
-        directory: Directory,
-        page_kernels: PageKernels,
         vocabulary: Vocabulary,
         fingerprint: bytes,
         device: torch.device,
@@ -62,13 +58,12 @@ class Engine:
         telemetry: Telemetry,
     ) -> None:
         self._model = model
-        self._segments = segments
-        self._directory = directory
-        self._page_kernels = page_kernels
+        self._pool = pool
+        self._segments = pool.segments
         self._vocabulary = vocabulary
         self._fingerprint = fingerprint
         self._device = device
-        self._config = config
+        self._chunks = _chunk_rule(pool, config)
         self._clock = clock
         self._reporter = Reporter(telemetry)
         self._next_id = 1
@@ -97,7 +92,7 @@ class Engine:
         """
         request.check(self._model.config.vocabulary_size)
         check_context(request, self._model.config.max_context)
-        check_memory(request, self._segments.layout, self._segments.tier_statistics())
+        check_memory(request, self._pool.layout, self._pool.statistics(), room_blocks=self._pool.capacity_blocks)
         need = need_of(request, self._fingerprint)
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
@@ -161,14 +156,14 @@ class Engine:
 
     def evict_cached(self) -> int:
         """Give up all KV that no running request uses. Returns the number of segments."""
-        evicted = self._segments.evict_all()
+        evicted = self._pool.placer.evict_all()
         self._may_admit = True
         self._report()
         return evicted
 
     def check_integrity(self) -> None:
         """Assert that pins and room belong to running sequences or to the cache."""
-        self._segments.check_integrity()
+        self._pool.check_integrity()
         pins = self._segments.statistics().pins
         held = sum(sequence.kv.pins for sequence in self._running)
         assert pins == held, f"{pins} pins, but running sequences hold {held}"
@@ -179,7 +174,7 @@ class Engine:
         return is_waiting or any(sequence.id == request_id for sequence in self._running)
 
     def _step(self) -> list[Event]:
-        self._segments.poll()
+        self._pool.placer.tick()
         self._admit()
         if self._running:
             sequence = self._running[0]
@@ -210,18 +205,13 @@ class Engine:
 
     def _start(self, waiting: WaitingRequest) -> None:
         """Make the first waiting request a running one. Whatever is raised, it still waits and holds nothing."""
-        kv = open_kv(
-            waiting.need,
-            self._directory,
-            self._segments,
-            page_kernels=self._page_kernels,
-            is_alone=not self._running,
-        )
+        kv = self._pool.open_sequence(waiting.need, is_alone=not self._running)
         try:
             sequence = RunningSequence(
                 waiting.id,
                 waiting.request,
                 kv,
+                need=waiting.need,
                 vocabulary=self._vocabulary,
                 submitted_ns=waiting.submitted_ns,
                 started_ns=self._clock.now_ns(),
@@ -234,7 +224,7 @@ class Engine:
 
     def _undo_start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
         """Make a request the first waiting one again, wherever its start was interrupted."""
-        kv.close(())
+        self._pool.close_sequence(kv, waiting.need, ())
         if self._running and self._running[-1].kv is kv:
             self._running.pop()
         if not self._waiting or self._waiting[0] is not waiting:
@@ -242,15 +232,18 @@ class Engine:
 
     def _advance(self, sequence: RunningSequence) -> None:
         """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
-        before = sequence.kv.cache.tokens
+        before = sequence.kv.tokens
         try:
-            events = sequence.step(
-                self._model, self._clock, chunk_tokens=self._config.chunk_tokens, device=self._device
-            )
+            events = sequence.step(self._model, self._clock, chunks=self._chunks, device=self._device)
             self._reporter.stepped(
-                prefill_tokens=max(min(sequence.kv.cache.tokens, sequence.prompt_tokens) - before, 0),
+                prefill_tokens=max(min(sequence.kv.tokens, sequence.prompt_tokens) - before, 0),
                 decode_tokens=sum(isinstance(event, TokenGenerated) for event in events),
             )
+        except (SlabCorruptError, SlabUnavailableError) as error:
+            # The sequence goes back to the block before, and computes what was lost in its next steps.
+            self._reporter.lost(error)
+            self._pool.lose(error.key)
+            return
         except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
             self._fail(sequence.id, failure_of(error))
             self._end(sequence)
@@ -293,7 +286,7 @@ class Engine:
         """Take a sequence off and give back all that it holds."""
         self._running.remove(sequence)
         self._may_admit = True
-        sequence.kv.close(sequence.tokens)
+        self._pool.close_sequence(sequence.kv, sequence.need, sequence.tokens)
         self._report()
 
     def _finish(self, request_id: RequestId, reason: FinishReason, statistics: RequestStatistics) -> Finished:
@@ -310,5 +303,14 @@ class Engine:
             self._streams.get(event.request, self._unclaimed).append(event)
 
     def _report(self) -> None:
-        self._reporter.occupancy(self._segments.tier_statistics(), self._segments.statistics())
+        self._reporter.occupancy(self._pool.statistics(), self._segments)
         self._reporter.requests(running=len(self._running), waiting=len(self._waiting))
+
+
+def _chunk_rule(pool: KvPool, config: EngineConfig) -> ChunkRule:
+    room_tokens = pool.device_plan.chunk_blocks * BLOCK_TOKENS
+    return ChunkRule(
+        base_tokens=min(config.chunk_tokens, room_tokens),
+        room_tokens=room_tokens,
+        resident_tokens=pool.resident_tokens,
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from h3kv.core.errors import SlabError
 from h3kv.core.ports import Telemetry
-from h3kv.core.types import StoreStatistics
+from h3kv.core.types import StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import RequestStatistics
-from h3kv.engine.segments import SegmentStatistics
+from h3kv.engine.segments import SegmentTable
 from h3kv.telemetry import names
 
 
@@ -16,12 +19,18 @@ class Reporter:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
 
-    def occupancy(self, tier: StoreStatistics, segments: SegmentStatistics) -> None:
+    def occupancy(self, tiers: Mapping[Tier, StoreStatistics], segments: SegmentTable) -> None:
         """Room was taken or given back."""
-        self._telemetry.gauge(names.TIER_CAPACITY, tier.capacity_bytes, tier=tier.tier)
-        self._telemetry.gauge(names.TIER_USED, tier.used_bytes, tier=tier.tier)
-        self._telemetry.gauge(names.TIER_PINNED, segments.pinned_bytes, tier=tier.tier)
-        self._telemetry.gauge(names.SEGMENTS_CACHED, segments.sealed)
+        for tier, statistics in tiers.items():
+            self._telemetry.gauge(names.TIER_CAPACITY, statistics.capacity_bytes, tier=tier)
+            self._telemetry.gauge(names.TIER_USED, statistics.used_bytes, tier=tier)
+        contents = segments.statistics()
+        self._telemetry.gauge(names.TIER_PINNED, contents.pinned_bytes, tier=segments.tier)
+        self._telemetry.gauge(names.SEGMENTS_CACHED, contents.sealed)
+
+    def lost(self, error: SlabError) -> None:
+        """A part of a sequence's KV could not be read."""
+        self._telemetry.count(names.LOST_SEGMENTS, reason=error.reason)
 
     def requests(self, *, running: int, waiting: int) -> None:
         """A request came, started or ended."""

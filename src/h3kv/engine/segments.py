@@ -1,12 +1,14 @@
-"""Segments in a store: opened, sealed, shared under pins, evicted.
+"""Segments in the tiers: opened, sealed, shared under pins, moved, given up.
 
-    OPEN --seal--> SEALING --every move ended well--> SEALED --evict--> gone
-      |               |
+    OPEN --seal--> SEALING --every move ended well--> SEALED --its last copy is dropped--> gone
+      |               |                                  |
+      |               |                                  +--it cannot be read--> LOST --last unpin--> gone
       |               +--a move failed or could not start--> PRIVATE --last unpin--> gone
       +--last unpin--> gone
 
-An OPEN or PRIVATE segment serves the sequence that opened it. A SEALED one is immutable, its keys are in the directory,
-and it stays after its last unpin until its room is needed.
+A segment is opened in its home, the tier in memory where its bytes are written. An OPEN or PRIVATE one serves the
+sequence that opened it. A SEALED one is immutable and may lie in its home, in the cold store, or in both; its keys, if it
+has any, are in the directory, and it stays after its last unpin until its room is needed.
 """
 
 from __future__ import annotations
@@ -14,13 +16,32 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.ports import BlockStore, Directory, Telemetry
-from h3kv.core.types import BlockKey, Completion, Move, SegmentId, SlabKey, SlotHandle, StoreStatistics, Tier
-from h3kv.policy.eviction import Candidate, order_evictions
+from h3kv.core.ports import AddressableStore, Directory, PersistentStore, Telemetry
+from h3kv.core.types import (
+    BlockKey,
+    Completion,
+    Move,
+    SegmentId,
+    SegmentLabel,
+    SlabKey,
+    SlotHandle,
+    StoredSegment,
+    StoreStatistics,
+    Tier,
+)
+from h3kv.policy.placement import (
+    Event,
+    SegmentAppeared,
+    SegmentGone,
+    SegmentPinned,
+    SegmentTouched,
+    SegmentUnpinned,
+)
 from h3kv.telemetry import names
 
 
@@ -31,27 +52,55 @@ class Phase(enum.Enum):
     SEALING = enum.auto()
     SEALED = enum.auto()
     PRIVATE = enum.auto()
+    LOST = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A segment on its way from the cold store into its home."""
+
+    handles_L: tuple[SlotHandle, ...]
+    addresses_L: tuple[int, ...]
+    arrived: set[int] = field(default_factory=set)
+    """Layers that are there, verified."""
+    ended: int = 0
+    """Fetches that ended, well or not."""
+    error: Exception | None = None
+    """Why it will not be complete."""
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Consecutive blocks of one sequence, with one slot in each layer. The table that made it alone changes it."""
+    """Consecutive blocks of one sequence, with one slot in each layer of each tier where it lies. The table and the
+    placer alone change it.
+    """
 
     id: SegmentId
     room_blocks: int
     """Blocks that fit: the size of each slot, and what tells where a KV head's pages begin in it."""
-    handles_L: tuple[SlotHandle, ...]
-    addresses_L: tuple[int, ...]
-    """First byte of each layer's slot; the same for the segment's whole life."""
+    home_L: tuple[SlotHandle, ...] | None
+    """Slots in the home tier."""
+    addresses_L: tuple[int, ...] | None
+    """First byte of each of them."""
+    cold_L: tuple[SlotHandle, ...] | None = None
+    """Slots in the cold store."""
     phase: Phase = Phase.OPEN
     pins: int = 1
     parent: SegmentId | None = None
     """The segment that this one continues."""
-    keys: tuple[BlockKey, ...] = ()
-    """Of the blocks that are filled, once it is sealed."""
-    last_used: int = 0
+    label: SegmentLabel | None = None
+    """What its blocks are, once it is sealed; None for a segment that no other sequence can share."""
     moves_in_flight: int = 0
     move_failed: bool = False
+    arrival: Arrival | None = None
+    """Its way back into its home."""
+    version: int = 0
+    """Counts how often its place changed."""
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """Of the blocks that are filled, once it is sealed."""
+        return () if self.label is None else self.label.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,89 +111,153 @@ class SegmentStatistics:
     sealed: int
     pins: int
     pinned_bytes: int
-    evicted_total: int
+    """In the home tier."""
+
+
+class RoomMaker(Protocol):
+    """Frees room of the home by dropping or moving sealed segments."""
+
+    def make_room(self, blocks: int) -> bool:
+        """Try to have so many blocks free. Returns whether anything was freed; waits for moves that free something."""
+        ...
+
+    def freeable_blocks(self) -> int:
+        """Blocks that sealed segments hold and could give up."""
+        ...
 
 
 class SegmentTable:
-    """All segments of one store. It alone reserves and releases there. Not thread-safe.
+    """All segments of one node. Not thread-safe.
 
     Args:
-        store: where slabs lie; the caller closes it.
+        home: where segments are written and read in place; the caller closes it.
+        cold: where segments outlive the process; the caller closes it. None: nowhere.
         layout: geometry of the model's KV.
         directory: where the keys of sealed segments are published.
-        telemetry: receives evictions and failed seals.
+        telemetry: receives failed seals.
+        apart_blocks: room of the home tier that others reserved, in blocks of one layer.
     """
 
-    def __init__(self, store: BlockStore, layout: CacheLayout, *, directory: Directory, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        home: AddressableStore,
+        layout: CacheLayout,
+        *,
+        directory: Directory,
+        telemetry: Telemetry,
+        cold: PersistentStore | None = None,
+        apart_blocks: int = 0,
+    ) -> None:
         self.layout = layout
-        self._store = store
+        self.home = home
+        self.cold = cold
         self._directory = directory
         self._telemetry = telemetry
+        self._apart_bytes = layout.slab.size_bytes(apart_blocks)
         self._segments: dict[SegmentId, Segment] = {}
         self._next_id = 1
-        self._tick = 0
-        self._evicted_total = 0
+        self._room_maker: RoomMaker | None = None
+        self._events: list[Event] = []
 
     @property
     def tier(self) -> Tier:
-        """Where these segments lie."""
-        return self._store.tier
-
-    def tier_statistics(self) -> StoreStatistics:
-        """Occupancy of the store."""
-        return self._store.statistics()
+        """The home of these segments."""
+        return self.home.tier
 
     @property
     def is_settled(self) -> bool:
-        """Whether no seal is under way. A segment that is being sealed can be neither found nor evicted."""
+        """Whether no seal is under way. A segment that is being sealed can be neither found nor given up."""
         return all(segment.phase is not Phase.SEALING for segment in self._segments.values())
 
+    def tier_statistics(self) -> StoreStatistics:
+        """Occupancy of the home."""
+        return self.home.statistics()
+
+    def free_blocks(self) -> int:
+        """Blocks of the home over all layers that nobody holds. They may lie apart."""
+        return self.home.statistics().free_bytes // self.layout.block_bytes
+
+    def serve_room(self, room_maker: RoomMaker) -> None:
+        """Say who makes room from now on. Without one, a full home refuses."""
+        self._room_maker = room_maker
+
+    def take_events(self) -> list[Event]:
+        """What happened to sealed segments since the last call, for the policy."""
+        events, self._events = self._events, []
+        return events
+
+    def find(self, segment: SegmentId) -> Segment | None:
+        """The segment of this number, while it is there."""
+        return self._segments.get(segment)
+
+    def sealed(self) -> list[Segment]:
+        """All sealed segments, oldest first."""
+        return [segment for segment in self._segments.values() if segment.phase is Phase.SEALED]
+
     def open(self, sizes: Sequence[int]) -> list[Segment]:
-        """New segments with room for so many blocks each, all or nothing, pinned once. Evicts what it must.
+        """New segments with room for so many blocks each, all or nothing, pinned once.
 
         Args:
             sizes: extent classes, in blocks.
 
         Raises:
-            TierFullError: pinned segments leave too little room. Then nothing was evicted, unless the free room lies
-                in too small pieces, which only trying shows.
+            TierFullError: what cannot be moved or given up leaves too little room. Then nothing was, unless the free
+                room lies in too small pieces, which only trying shows.
         """
         handles = self._reserve(sizes)
         opened: list[Segment] = []
         try:
             for at, blocks in enumerate(sizes):
                 handles_L = tuple(handles[at * self.layout.layers : (at + 1) * self.layout.layers])
-                addresses_L = tuple(self._store.address(handle) for handle in handles_L)
-                opened.append(Segment(SegmentId(self._next_id), blocks, handles_L, addresses_L))
-                self._next_id += 1
+                addresses_L = tuple(self.home.address(handle) for handle in handles_L)
+                opened.append(Segment(self.number(), blocks, handles_L, addresses_L))
             self._segments.update((segment.id, segment) for segment in opened)
         except BaseException:
             for segment in opened:
                 self._segments.pop(segment.id, None)
-            self._store.release(handles)
+            self.home.release(handles)
             raise
         return opened
 
-    def seal(self, segment: Segment, keys: Sequence[BlockKey], *, parent: Segment | None) -> None:
-        """Make the first `len(keys)` blocks of an open segment immutable, and shared as soon as its moves end.
+    def number(self) -> SegmentId:
+        """A number for a segment, never given before."""
+        self._next_id += 1
+        return SegmentId(self._next_id - 1)
+
+    def adopt(self, stored: Sequence[StoredSegment]) -> None:
+        """Take over what the cold store kept from earlier processes: sealed, shared, not pinned."""
+        place_of: dict[BlockKey, SegmentId] = {}
+        for kept in stored:
+            place_of.update(dict.fromkeys(kept.label.keys, kept.segment))
+        for kept in stored:
+            segment = Segment(kept.segment, kept.handles_L[0].blocks, None, None, kept.handles_L, Phase.SEALED, pins=0)
+            segment.label = kept.label
+            segment.parent = place_of.get(kept.label.parent)
+            self._segments[segment.id] = segment
+            self._directory.publish(segment.keys, segment.id)
+            self._events.append(self._appearance(segment))
+
+    def seal(self, segment: Segment, label: SegmentLabel | None, *, parent: Segment | None) -> None:
+        """Make the filled blocks of an open segment immutable; shared as soon as its moves end, if it has a label.
 
         The room stays as it is, since a slab's stride is its room. A move that fails, or a store that refuses them,
         leaves the segment to its owner; neither is raised.
 
         Args:
             segment: open; its blocks' bytes are all written.
-            keys: at least one, first block first.
+            label: of the filled blocks; None keeps the segment to its owner, though it may move.
             parent: the segment that holds the block before, if there is one.
         """
         assert segment.phase is Phase.OPEN, f"segment {segment.id} is {segment.phase.name}"
-        assert 1 <= len(keys) <= segment.room_blocks
-        segment.keys = tuple(keys)
+        assert label is None or 1 <= len(label.keys) <= segment.room_blocks
+        assert segment.home_L is not None
+        segment.label = label
         segment.parent = None if parent is None else parent.id
         segment.phase = Phase.SEALING
-        segment.moves_in_flight = len(segment.handles_L)
-        moves = [Move(SlabKey(segment.id, layer), handle, None) for layer, handle in enumerate(segment.handles_L)]
+        segment.moves_in_flight = len(segment.home_L)
+        moves = [Move(SlabKey(segment.id, layer), handle, None, label) for layer, handle in enumerate(segment.home_L)]
         try:
-            self._store.submit(moves)
+            self.home.submit(moves)
         except Exception:  # noqa: BLE001  (a prefix that is not shared is only computed again: serving goes on)
             self._give_up_seal(segment)
             return
@@ -154,12 +267,12 @@ class SegmentTable:
         self.poll()
 
     def poll(self) -> None:
-        """Take notice of moves that ended."""
-        for completion in self._store.poll():
+        """Take notice of moves in the home that ended."""
+        for completion in self.home.poll():
             self._end_move(completion)
 
     def pin(self, segment: SegmentId, *, keys: Sequence[BlockKey]) -> Segment | None:
-        """The sealed segment, kept from eviction until it is unpinned; None when it is gone or begins otherwise.
+        """The sealed segment, kept until it is unpinned; None when it is gone or begins otherwise.
 
         Args:
             segment: as the directory named it: a hint.
@@ -169,106 +282,122 @@ class SegmentTable:
         if found is None or found.phase is not Phase.SEALED or found.keys[: len(keys)] != tuple(keys):
             return None
         found.pins += 1
-        self._touch(found)
+        self._events += [SegmentTouched(found.id), SegmentPinned(found.id)]
         return found
 
     def unpin(self, segment: Segment) -> None:
         """Give a pin back. A segment that nobody can share goes with its last pin."""
         assert segment.pins > 0, f"segment {segment.id} is not pinned"
         segment.pins -= 1
-        self._touch(segment)
-        if segment.pins == 0 and segment.phase in {Phase.OPEN, Phase.PRIVATE}:
+        if segment.phase is Phase.SEALED:
+            self._events += [SegmentTouched(segment.id), SegmentUnpinned(segment.id)]
+        if segment.pins > 0:
+            return
+        if segment.phase in {Phase.OPEN, Phase.PRIVATE, Phase.LOST}:
+            self._remove(segment)
+        elif segment.phase is Phase.SEALED and segment.label is None:
+            self.give_up(segment)
+
+    def give_up(self, segment: Segment) -> None:
+        """Forget a sealed segment that nobody pins, wherever it lies."""
+        assert segment.phase is Phase.SEALED and segment.pins == 0
+        self._forget(segment)
+        self._remove(segment)
+
+    def lose(self, segment: Segment) -> None:
+        """A sealed segment cannot be read any more: nobody finds it, and whoever pins it has to compute it again."""
+        if segment.phase is not Phase.SEALED:
+            return
+        self._forget(segment)
+        segment.phase = Phase.LOST
+        segment.version += 1
+        self.release_cold(segment)
+        if segment.pins == 0:
             self._remove(segment)
 
-    def evict_all(self) -> int:
-        """Give up every segment that is not pinned. Returns how many."""
-        victims = self._victims()
-        for victim in victims:
-            self._evict(victim)
-        return len(victims)
+    def release_home(self, segment: Segment) -> None:
+        """Give its slots in the home back, if it has any."""
+        if segment.home_L is not None:
+            self.home.release(segment.home_L)
+            segment.home_L = segment.addresses_L = None
+            segment.version += 1
+
+    def release_cold(self, segment: Segment) -> None:
+        """Give its slots in the cold store back, if it has any."""
+        if segment.cold_L is not None and self.cold is not None:
+            self.cold.release(segment.cold_L)
+            segment.cold_L = None
+            segment.version += 1
 
     def statistics(self) -> SegmentStatistics:
-        """Contents and totals now."""
+        """Contents now."""
         segments = self._segments.values()
         return SegmentStatistics(
             segments=len(segments),
             sealed=sum(segment.phase is Phase.SEALED for segment in segments),
             pins=sum(segment.pins for segment in segments),
-            pinned_bytes=self.layout.block_bytes * sum(s.room_blocks for s in segments if s.pins),
-            evicted_total=self._evicted_total,
+            pinned_bytes=self.layout.block_bytes * sum(s.room_blocks for s in segments if s.pins and s.home_L),
         )
 
     def check_integrity(self) -> None:
-        """Assert that the store's room belongs to these segments, and that what is shared can be found and read."""
-        self._store.check_integrity()
-        reserved = self.layout.block_bytes * sum(segment.room_blocks for segment in self._segments.values())
-        assert self._store.statistics().used_bytes == reserved, "the store holds slots that no segment owns"
+        """Assert that the home's room belongs to these segments, and that what is shared can be found and read."""
+        self.home.check_integrity()
+        rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in self._segments.values())
+        reserved = self.layout.block_bytes * rooms + self._apart_bytes
+        assert self.home.statistics().used_bytes == reserved, "the home holds slots that no segment owns"
         for segment in self._segments.values():
-            assert segment.addresses_L == tuple(self._store.address(handle) for handle in segment.handles_L)
+            if segment.home_L is not None:
+                assert segment.addresses_L == tuple(self.home.address(handle) for handle in segment.home_L)
             assert segment.pins > 0 or segment.phase in {Phase.SEALING, Phase.SEALED}, f"segment {segment.id} leaked"
             is_sealing = segment.phase is Phase.SEALING
             assert is_sealing == (segment.moves_in_flight > 0), f"segment {segment.id} waits for no move"
             if segment.phase is Phase.SEALED:
-                for layer, handle in enumerate(segment.handles_L):
-                    assert self._store.lookup(SlabKey(segment.id, layer)) == handle
+                assert segment.home_L is not None or segment.cold_L is not None, f"segment {segment.id} lies nowhere"
+                for layer, handle in enumerate(segment.home_L or ()):
+                    assert self.home.lookup(SlabKey(segment.id, layer)) == handle
 
     def _reserve(self, sizes: Sequence[int]) -> list[SlotHandle]:
         """Slots for all layers of segments of these sizes, segment by segment."""
         slots = [blocks for blocks in sizes for _ in range(self.layout.layers)]
-        needed_bytes = self.layout.block_bytes * sum(sizes)
-        if needed_bytes <= self._store.statistics().free_bytes:
-            # Refused where the free room lies in too small pieces.
-            with contextlib.suppress(TierFullError):
-                return self._store.reserve(slots)
-        victims = self._victims()
-        evictable_bytes = sum(self.layout.block_bytes * victim.room_blocks for victim in victims)
-        self._check_room(needed_bytes, evictable_bytes)
+        needed = sum(sizes)
         while True:
-            # First as many victims as the sum asks for, then one by one while the room lies in too small pieces.
-            while victims and self._store.statistics().free_bytes < needed_bytes:
-                self._evict(victims.pop(0))
-            try:
-                return self._store.reserve(slots)
-            except TierFullError:
-                if not victims:
-                    raise
-                self._evict(victims.pop(0))
+            free = self.free_blocks()
+            if needed <= free:
+                # Refused where the free room lies in too small pieces.
+                with contextlib.suppress(TierFullError):
+                    return self.home.reserve(slots)
+            self._check_room(needed)
+            assert self._room_maker is not None
+            if not self._room_maker.make_room(max(needed, free + 1)):
+                return self.home.reserve(slots)
 
-    def _check_room(self, needed_bytes: int, evictable_bytes: int) -> None:
-        statistics = self._store.statistics()
-        if needed_bytes > statistics.free_bytes + evictable_bytes:
+    def _check_room(self, needed: int) -> None:
+        statistics = self.home.statistics()
+        freeable = 0 if self._room_maker is None else self._room_maker.freeable_blocks()
+        needed_bytes, freeable_bytes = needed * self.layout.block_bytes, freeable * self.layout.block_bytes
+        if self._room_maker is None or needed_bytes > statistics.free_bytes + freeable_bytes:
             raise TierFullError(
                 f"{needed_bytes} bytes are needed; of {statistics.capacity_bytes} bytes {statistics.free_bytes} are "
-                f"free, {evictable_bytes} can be evicted, and the rest is pinned by running requests: wait for one to "
-                "end, or raise device.kv_bytes",
+                f"free, {freeable_bytes} can be freed, and the rest is in use by running requests: wait for one to "
+                f"end, or raise {statistics.tier}.kv_bytes",
                 tier=statistics.tier,
                 needed_bytes=needed_bytes,
-                free_bytes=statistics.free_bytes + evictable_bytes,
+                free_bytes=statistics.free_bytes + freeable_bytes,
             )
 
-    def _victims(self) -> list[Segment]:
-        """Segments that may go, first one first."""
-        candidates = [
-            Candidate(segment=segment.id, parent=segment.parent, last_used=segment.last_used, pins=segment.pins)
-            for segment in self._segments.values()
-            if segment.phase is Phase.SEALED
-        ]
-        return [self._segments[segment] for segment in order_evictions(candidates)]
-
-    def _evict(self, segment: Segment) -> None:
+    def _forget(self, segment: Segment) -> None:
         self._directory.withdraw(segment.keys, segment.id)
-        self._remove(segment)
-        self._evicted_total += 1
-        self._telemetry.count(names.EVICTED_SEGMENTS, tier=self.tier)
+        self._events.append(SegmentGone(segment.id))
 
     def _remove(self, segment: Segment) -> None:
         del self._segments[segment.id]
-        self._store.release(segment.handles_L)
+        self.release_home(segment)
+        self.release_cold(segment)
 
     def _end_move(self, completion: Completion) -> None:
         segment = self._segments.get(completion.move.key.segment)
         if segment is None or segment.phase is not Phase.SEALING:
-            # Its seal was given up while the store took the moves.
+            # Its seal was given up while the store took the moves, or it came back into its home.
             return
         segment.moves_in_flight -= 1
         segment.move_failed |= completion.error is not None
@@ -278,16 +407,21 @@ class SegmentTable:
             self._give_up_seal(segment)
             return
         segment.phase = Phase.SEALED
-        self._directory.publish(segment.keys, segment.id)
+        if segment.label is not None:
+            self._directory.publish(segment.keys, segment.id)
+        self._events.append(self._appearance(segment))
+        self._events += [SegmentPinned(segment.id)] * segment.pins
+
+    def _appearance(self, segment: Segment) -> SegmentAppeared:
+        tiers = {Tier.HOST: segment.home_L, Tier.NVME: segment.cold_L}
+        lies_in = frozenset(tier for tier, handles_L in tiers.items() if handles_L is not None)
+        return SegmentAppeared(segment.id, segment.parent, segment.room_blocks, lies_in)
 
     def _give_up_seal(self, segment: Segment) -> None:
         """Leave a segment to its owner, whose last pin takes it away."""
         segment.phase = Phase.PRIVATE
+        segment.label = None
         segment.moves_in_flight = 0
         self._telemetry.count(names.FAILED_SEALS, tier=self.tier)
         if segment.pins == 0:
             self._remove(segment)
-
-    def _touch(self, segment: Segment) -> None:
-        self._tick += 1
-        segment.last_used = self._tick

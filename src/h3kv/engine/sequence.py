@@ -6,6 +6,7 @@ Shapes: T tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 from h3kv.core.ports import Clock
 from h3kv.engine.detokenizer import Detokenizer
 from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
+from h3kv.engine.pool import KvNeed
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.sampling import Sampler
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stopping import FinishReason, StopRule
 from h3kv.models.config import ModelConfig
 from h3kv.models.decoder import KvCache
+from h3kv.policy.chunking import chunk_end
 
 
 class LanguageModel(Protocol):
@@ -48,13 +51,37 @@ class Vocabulary(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkRule:
+    """How known tokens are cut into chunks. A function of positions and configuration alone."""
+
+    base_tokens: int
+    """Chunks end at multiples of it from the start of the prompt, wherever the first one begins: a prompt that was partly
+    found is cut as one that was not."""
+    room_tokens: int
+    """Longest chunk that the device has room for."""
+    resident_tokens: int | None
+    """Beyond so many tokens each chunk reads the rest again from the cold store, and is longer for it; None: never."""
+
+    def end(self, start: int, known_tokens: int) -> int:
+        """The position at which the chunk that begins at `start` ends."""
+        return chunk_end(
+            start,
+            known_tokens,
+            base_tokens=self.base_tokens,
+            room_tokens=self.room_tokens,
+            resident_tokens=self.resident_tokens if self.resident_tokens is not None else known_tokens,
+        )
+
+
 class RunningSequence:
     """Advances by one chunk or one token at a time. Its owner closes `kv` when it ended.
 
     Args:
         request_id: of the request.
         request: checked.
-        kv: with room for prompt and answer.
+        kv: of this sequence; its owner closes it.
+        need: what it was opened for.
         vocabulary: gives text and end tokens.
         submitted_ns: when the request came, on the clock of `step`.
         started_ns: when it got its room.
@@ -66,12 +93,14 @@ class RunningSequence:
         request: Request,
         kv: SequenceKv,
         *,
+        need: KvNeed,
         vocabulary: Vocabulary,
         submitted_ns: int,
         started_ns: int,
     ) -> None:
         self.id = request_id
         self.kv = kv
+        self.need = need
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.prompt_tokens = len(request.prompt)
@@ -84,25 +113,33 @@ class RunningSequence:
         self._prefill_ns = 0
         self._token_times_ns: list[int] = []
 
-    def step(self, model: LanguageModel, clock: Clock, *, chunk_tokens: int, device: torch.device) -> list[Event]:
-        """Read the next chunk of the prompt, or generate the next token.
+    def step(self, model: LanguageModel, clock: Clock, *, chunks: ChunkRule, device: torch.device) -> list[Event]:
+        """Read the next chunk of what is known, or generate the next token.
 
-        Chunks end at multiples of `chunk_tokens` from the start of the prompt, wherever the first one begins: a prompt
-        that was partly found is cut as one that was not.
+        Tokens whose KV was lost are read again like a prompt, those of the answer included.
+
+        Raises:
+            SlabCorruptError, SlabUnavailableError: a part of the KV cannot be read. The step may be taken again once
+                that part is given up.
         """
-        start = self.kv.cache.tokens
-        is_prefill = start < self.prompt_tokens
-        end = min(self.prompt_tokens, (start // chunk_tokens + 1) * chunk_tokens) if is_prefill else start + 1
-        is_last = end >= self.prompt_tokens
-        assert end <= len(self.tokens), "an ended sequence was stepped"
+        self.kv.refresh()
+        start, known = self.kv.tokens, len(self.tokens)
+        end = (
+            chunks.end(start, self.prompt_tokens)
+            if start < self.prompt_tokens
+            else min(known, chunks.end(start, known))
+        )
+        is_last = end == known
+        assert start < end <= known, "an ended sequence was stepped"
         began_ns = clock.now_ns()
+        self.kv.prepare(end - start)
         ids_T = torch.tensor(self.tokens[start:end], dtype=torch.int64, device=device)
-        logits = model.forward(ids_T, self.kv.cache, logits="last" if is_last else "none")
+        logits = model.forward(ids_T, self.kv, logits="last" if is_last else "none")
         token = self._sampler.choose(logits[-1]) if is_last else None
         ended_ns = clock.now_ns()
-        self.kv.seal_full(self.tokens)
+        self.kv.settle(self.tokens)
         events: list[Event] = []
-        if is_prefill:
+        if start < self.prompt_tokens:
             self._prefill_ns += ended_ns - began_ns
             events.append(PrefillProgress(self.id, end, self._cached_tokens, self.prompt_tokens))
         if token is not None:

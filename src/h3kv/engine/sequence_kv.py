@@ -1,161 +1,291 @@
 """The KV that one sequence holds: mounted segments of others, then segments of its own.
 
-    blocks   0 | 1  2  3 | 4 ............... 19 | 20 ..
-          (A, 1) (B, 3)    own, sealed when full  own, open
+    blocks   0 | 1  2  3 | 4 ............... 19 | 20 .. 27 | 28 ......... 43 | 44
+          (A, 1) (B, 3)    own, sealed when full  own, open  window            being filled
 
-A sequence pins every segment that it reads until it ends.
+A sequence pins every segment that it reads until it ends. Without a window its own segments lie where attention appends,
+and are written in place. With one, new blocks are written on the device, and each is copied into the open segment when it
+leaves the window.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from h3kv.attention.paged import PagedCache, PageKernels
-from h3kv.core.errors import TierFullError
+from torch import Tensor
+
+from h3kv.attention.paged import PagedCache, PageKernels, Placement
+from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
-from h3kv.core.ports import Directory
-from h3kv.core.types import BlockKey, Tier
-from h3kv.engine.prefix import Mount, mount_prefix
-from h3kv.engine.segments import Segment, SegmentTable
-from h3kv.policy.admission import plan_rooms
+from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
+from h3kv.engine.prefix import Mount
+from h3kv.engine.segments import Phase, Segment, SegmentTable
+from h3kv.engine.stream import SlabStream
+from h3kv.engine.window import Window
 
 
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """A segment that this sequence opened, with its place in the sequence in blocks."""
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A pinned segment as part of the sequence. `start` and `end` count the sequence's blocks."""
 
     segment: Segment
     start: int
     end: int
+    """Behind the last block that is used: it grows while an own segment is filled."""
+    is_own: bool
+    version: int
+    """Of the segment when its place was last looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvParts:
+    """What every sequence of a pool shares."""
+
+    segments: SegmentTable
+    page_kernels: PageKernels
+    stream: SlabStream | None
+    """Gives what lies in the cold store; None where there is none."""
+    is_eager: bool
+    """Own segments are opened when the sequence starts, so that it can always end."""
 
 
 class SequenceKv:
-    """Owns the pins of one sequence from `open_kv` to `close`.
+    """Owns the pins and the window of one sequence until `close`. Satisfies `models.decoder.KvCache`.
 
     Args:
-        mounts: reused beginnings, pinned.
-        own: open segments with room for all other tokens, pinned.
-        segments: where both come from.
-        page_kernels: of the page cache.
-        keys: the root key, then those of the prompt's whole blocks. Taken over.
+        parts: of the pool.
+        mounts: reused beginnings, pinned. Taken over once the sequence is made.
+        plan: sizes of the segments that it opens for its blocks from a given one on, in order; finite with eager parts.
+        keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
+        window: its blocks on the device; None where its home is the device.
+
+    Raises:
+        TierFullError: with eager parts, there is too little room. Nothing is held then but the mounts.
     """
 
     def __init__(
         self,
+        parts: KvParts,
         mounts: Sequence[Mount],
-        own: Sequence[Segment],
+        plan: Callable[[int], Iterator[int]],
         *,
-        segments: SegmentTable,
-        page_kernels: PageKernels,
-        keys: list[BlockKey],
+        keys: list[BlockKey] | None,
+        window: Window | None,
     ) -> None:
-        self._segments = segments
-        self._pinned = [*(mount.segment for mount in mounts), *own]
-        self._previous = mounts[-1].segment if mounts else None
+        self._parts = parts
+        self._segments = parts.segments
+        self._plan = plan
+        self._rooms = plan(sum(mount.blocks for mount in mounts))
         self._keys = keys
-        self._reused_blocks = sum(mount.blocks for mount in mounts)
-        pages = self._reused_blocks + sum(segment.room_blocks for segment in own)
-        self.cache = PagedCache(page_kernels, segments.layout, pages=pages)
-        self._open: list[_Own] = []
-        for mount in mounts:
-            self.cache.mount(mount.segment.addresses_L, mount.blocks, room_blocks=mount.segment.room_blocks)
-        at = self._reused_blocks
-        for segment in own:
-            self.cache.extend(segment.addresses_L, segment.room_blocks)
-            self._open.append(_Own(segment, at, at + segment.room_blocks))
-            at += segment.room_blocks
+        self._window = window
+        self._spare: deque[Segment] = deque()
+        if parts.is_eager:
+            self._spare.extend(self._segments.open(list(self._rooms)))
+        self._held: list[_Held] = []
+        self.cache = PagedCache(parts.page_kernels, self._segments.layout, pages=16, source=parts.stream)
+        self.reused_tokens = self._mount(mounts)
+        # The first block that was not copied into its segment yet; without a window, that was not sealed.
+        self._flushed = self.blocks
+        self._make_room(0)
 
     @property
-    def reused_tokens(self) -> dict[Tier, int]:
-        """Tokens of the mounts, by the tier in which they lie."""
-        return {self._segments.tier: self._reused_blocks * BLOCK_TOKENS}
+    def tokens(self) -> int:
+        """See `KvCache.tokens`."""
+        return self.cache.tokens
+
+    @property
+    def blocks(self) -> int:
+        """Whole blocks in the cache."""
+        return self.cache.tokens // BLOCK_TOKENS
 
     @property
     def pins(self) -> int:
         """Pins that this sequence holds, one for each segment."""
-        return len(self._pinned)
+        return len(self._held) + len(self._spare)
 
-    def seal_full(self, tokens: Sequence[int]) -> None:
-        """Share own segments that are full. `tokens`: all of the sequence, from the first."""
-        while self._open and self._open[0].end * BLOCK_TOKENS <= self.cache.tokens:
-            own = self._open.pop(0)
-            self._seal(own, own.end, tokens)
+    def prepare(self, tokens: int) -> None:
+        """Make ready for a chunk of so many tokens: room for them, and everything readable where it lies now.
+
+        Call `refresh` first where a loss can be made good by computing tokens again.
+
+        Raises:
+            TierFullError: there is no room for the chunk.
+            SlabUnavailableError: a part was lost of a sequence that shares nothing.
+        """
+        self.refresh()
+        self._make_room(tokens)
+        self.read_ahead()
+
+    def refresh(self) -> None:
+        """Take notice of segments that moved or were lost since the last chunk.
+
+        A segment that was lost takes its tokens and all behind them out of the cache: look at `tokens` afterwards.
+        """
+        for held in self._held:
+            segment = held.segment
+            if segment.version == held.version or self._is_on_device(held):
+                continue
+            if segment.phase is Phase.LOST:
+                self._rewind(held)
+                return
+            held.version = segment.version
+            self.cache.place(held.start, held.end - held.start, self._placement(segment))
+
+    def read_ahead(self) -> None:
+        """Begin to read what the next chunk needs from the cold store."""
+        if self._parts.stream is not None:
+            slabs = self.cache.cold_slabs()
+            if slabs:
+                self._parts.stream.plan(slabs)
+
+    def attend(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, scale: float | None = None) -> Tensor:
+        """See `PagedCache.attend`."""
+        return self.cache.attend(layer, q_QHD, k_TKD, v_TKD, scale=scale)
+
+    def advance(self, tokens: int) -> None:
+        """See `KvCache.advance`."""
+        self.cache.advance(tokens)
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After a chunk: move blocks out of the window, and share own segments that are full.
+
+        Args:
+            tokens: all of the sequence, from the first; may be empty for one that shares nothing.
+
+        Raises:
+            TierFullError: what leaves the window finds no room.
+        """
+        if self._window is not None:
+            self._flush(self._window.first_kept(self.blocks), tokens)
+            return
+        for held in self._held:
+            if held.is_own and held.segment.phase is Phase.OPEN and held.end <= self.blocks:
+                self._seal(held, tokens)
+                self._flushed = held.end
 
     def close(self, tokens: Sequence[int]) -> None:
         """Share the whole blocks that are left, then give all pins and all other room back.
 
         Sharing that goes wrong costs the reuse of those blocks and is not raised: the sequence has ended either way.
         """
-        whole_blocks = min(self.cache.tokens, len(tokens)) // BLOCK_TOKENS
         try:
             with contextlib.suppress(Exception):
-                for own in self._open:
-                    if whole_blocks > own.start:
-                        self._seal(own, min(own.end, whole_blocks), tokens)
+                if self._keys is not None:
+                    self._share_rest(min(self.blocks, len(tokens) // BLOCK_TOKENS), tokens)
         finally:
-            self._open.clear()
-            while self._pinned:
-                self._segments.unpin(self._pinned.pop())
+            if self._window is not None:
+                self._window.close()
+            while self._held:
+                self._segments.unpin(self._held.pop().segment)
+            while self._spare:
+                self._segments.unpin(self._spare.popleft())
 
-    def _seal(self, own: _Own, end: int, tokens: Sequence[int]) -> None:
+    def _mount(self, mounts: Sequence[Mount]) -> dict[Tier, int]:
+        """Place reused segments. Returns their tokens, by the tier in which they lie."""
+        home = self._segments.tier
+        reused = {home: 0}
+        start = 0
+        for mount in mounts:
+            end = start + mount.blocks
+            self._held.append(_Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
+            self.cache.place(start, mount.blocks, self._placement(mount.segment))
+            tier = home if mount.segment.home_L is not None else Tier.NVME
+            reused[tier] = reused.get(tier, 0) + mount.blocks * BLOCK_TOKENS
+            start = end
+        self.cache.set_tokens(start * BLOCK_TOKENS)
+        return reused
+
+    def _make_room(self, tokens: int) -> None:
+        """Place room behind the cache's last token: for so many tokens, and for all spare segments without a window."""
+        if self._window is None:
+            while self._spare or self.cache.room_tokens < tokens:
+                self._open(self.cache.placed_blocks)
+            return
+        first = self.cache.placed_blocks
+        last = -(-(self.cache.tokens + tokens) // BLOCK_TOKENS)
+        if last > first:
+            for addresses_L in self._window.take(range(first, last)):
+                self.cache.extend(addresses_L, room_blocks=1)
+
+    def _open(self, start: int) -> _Held:
+        """The next own segment, for the blocks from `start` on."""
+        segment = self._spare.popleft() if self._spare else self._segments.open([next(self._rooms)])[0]
+        end = start if self._window is not None else start + segment.room_blocks
+        held = _Held(segment, start, end, is_own=True, version=segment.version)
+        self._held.append(held)
+        if self._window is None:
+            self.cache.place(start, segment.room_blocks, self._placement(segment))
+        return held
+
+    def _flush(self, end: int, tokens: Sequence[int]) -> None:
+        """Copy the blocks of the window before `end` into own segments. The sink stays on the device as well."""
+        window = self._window
+        assert window is not None
+        while self._flushed < end:
+            block = self._flushed
+            held = self._held[-1] if self._held else None
+            if held is None or held.segment.phase is not Phase.OPEN:
+                held = self._open(block)
+            segment = held.segment
+            assert segment.addresses_L is not None, "an open segment lies in its home"
+            first = block - held.start
+            window.copy_out(block, segment.addresses_L, first_block=first, room_blocks=segment.room_blocks)
+            held.end = self._flushed = block + 1
+            if block > 0:
+                addresses_L = segment.addresses_L
+                self.cache.place(
+                    block, 1, Placement(segment.id, addresses_L, segment.room_blocks, first, is_device=False)
+                )
+                window.drop(block)
+            if held.end - held.start == segment.room_blocks:
+                self._seal(held, tokens)
+
+    def _share_rest(self, whole_blocks: int, tokens: Sequence[int]) -> None:
+        """Seal what is filled of the open segments, up to the sequence's last whole block."""
+        if self._window is not None:
+            self._flush(whole_blocks, tokens)
+        for held in self._held:
+            held.end = min(held.end, whole_blocks)
+            if held.segment.phase is Phase.OPEN and held.end > held.start:
+                self._seal(held, tokens)
+
+    def _seal(self, held: _Held, tokens: Sequence[int]) -> None:
+        before = self._held.index(held) - 1
+        parent = self._held[before].segment if before >= 0 else None
+        label = None if self._keys is None else self._label(held, self._keys, tokens)
+        self._segments.seal(held.segment, label, parent=parent)
+
+    def _label(self, held: _Held, keys: list[BlockKey], tokens: Sequence[int]) -> SegmentLabel:
         # keys[0] is the root, so block b has keys[b + 1].
-        known = len(self._keys) - 1
-        self._keys += extend_keys(self._keys[-1], tokens[known * BLOCK_TOKENS : end * BLOCK_TOKENS])
-        self._segments.seal(own.segment, self._keys[own.start + 1 : end + 1], parent=self._previous)
-        self._previous = own.segment
+        known = len(keys) - 1
+        keys += extend_keys(keys[-1], tokens[known * BLOCK_TOKENS : held.end * BLOCK_TOKENS])
+        return SegmentLabel(tuple(keys[held.start + 1 : held.end + 1]), keys[held.start])
 
+    def _rewind(self, lost: _Held) -> None:
+        """Go back to the block before a lost segment: what follows is computed again."""
+        if self._keys is None:
+            message = (
+                "a part of this sequence's KV cannot be read any more, and its tokens are not known here: start again"
+            )
+            raise SlabUnavailableError(message, key=SlabKey(lost.segment.id, 0))
+        at = self._held.index(lost)
+        for held in self._held[at:]:
+            self._segments.unpin(held.segment)
+        del self._held[at:]
+        if self._window is not None:
+            self._window.drop_from(lost.start)
+        self.cache.set_tokens(lost.start * BLOCK_TOKENS)
+        self._flushed = lost.start
+        self._rooms = self._plan(lost.start)
 
-@dataclass(frozen=True, slots=True)
-class KvNeed:
-    """What a sequence needs to start."""
+    def _is_on_device(self, held: _Held) -> bool:
+        """Whether it is the sink, which the window keeps besides."""
+        return self._window is not None and held.start == 0 and held.end == 1 and 0 in self._window
 
-    keys: list[BlockKey]
-    """The root key, then those of the prompt's whole blocks."""
-    reusable_blocks: int
-    """Blocks of the prompt that may be taken from others."""
-    prompt_blocks: int
-    """Blocks that the prompt fills."""
-    blocks: int
-    """Blocks of the whole sequence at its longest."""
-
-
-def open_kv(
-    need: KvNeed, directory: Directory, segments: SegmentTable, *, page_kernels: PageKernels, is_alone: bool
-) -> SequenceKv:
-    """Room for a sequence, with as much of its beginning reused as is known.
-
-    Args:
-        need: of the sequence.
-        directory: names known blocks.
-        segments: gives pins and room.
-        page_kernels: of the page cache.
-        is_alone: no other sequence will give room back: then reuse is given up piece by piece where the reused
-            segments themselves take the room. A partly used segment pins all of its blocks.
-
-    Raises:
-        TierFullError: the room is pinned by others. Nothing is held then.
-    """
-    mounts: list[Mount] = []
-    own: list[Segment] = []
-    try:
-        mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], directory, segments)
-        own = _open_own(need, mounts, segments, may_unmount=is_alone)
-        return SequenceKv(mounts, own, segments=segments, page_kernels=page_kernels, keys=list(need.keys))
-    except BaseException:
-        for segment in [*own, *(mount.segment for mount in mounts)]:
-            segments.unpin(segment)
-        raise
-
-
-def _open_own(need: KvNeed, mounts: list[Mount], segments: SegmentTable, *, may_unmount: bool) -> list[Segment]:
-    """Segments for all blocks behind the mounts. Takes mounts off the end of the list where it may and must."""
-    while True:
-        try:
-            return segments.open(plan_rooms(sum(mount.blocks for mount in mounts), need.prompt_blocks, need.blocks))
-        except TierFullError:
-            if not (may_unmount and mounts):
-                raise
-            segments.unpin(mounts.pop().segment)
+    def _placement(self, segment: Segment) -> Placement:
+        addresses_L: tuple[int | None, ...] = segment.addresses_L or (None,) * self._segments.layout.layers
+        return Placement(segment.id, addresses_L, segment.room_blocks, is_device=self._segments.tier is Tier.DEVICE)

@@ -8,9 +8,9 @@ from h3kv.core.hashing import extend_keys, root_key
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.types import Tier
 from h3kv.engine.events import RequestStatistics
+from h3kv.engine.pool import KvNeed
 from h3kv.engine.prefix import reusable_blocks
 from h3kv.engine.request import Request, RequestId
-from h3kv.engine.sequence_kv import KvNeed
 from h3kv.policy.admission import bound_cached_tokens, count_blocks
 
 

@@ -33,12 +33,22 @@ TIER_PINNED: Final = "h3_tier_pinned_bytes"
 SEGMENTS_CACHED: Final = "h3_segments_cached"
 EVICTED_SEGMENTS: Final = "h3_evicted_segments_total"
 FAILED_SEALS: Final = "h3_failed_seals_total"
+LOST_SEGMENTS: Final = "h3_lost_segments_total"
+MOVES: Final = "h3_moves_total"
+MOVED_BYTES: Final = "h3_moved_bytes_total"
 REQUESTS_IN_FLIGHT: Final = "h3_requests_in_flight"
 REQUESTS_WAITING: Final = "h3_requests_waiting"
 REQUESTS: Final = "h3_requests_total"
 PREFILL_TOKENS: Final = "h3_prefill_tokens_total"
 PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
 DECODE_TOKENS: Final = "h3_decode_tokens_total"
+CORRUPT_SLABS: Final = "h3_corrupt_slabs_total"
+STORE_DEGRADED: Final = "h3_store_degraded"
+IO_BACKEND: Final = "h3_io_backend"
+IO_ERRORS: Final = "h3_io_errors_total"
+WRITTEN_BYTES: Final = "h3_written_bytes_total"
+READ_BYTES: Final = "h3_read_bytes_total"
+WRITE_BUDGET_REFUSALS: Final = "h3_write_budget_refusals_total"
 TTFT: Final = "h3_time_to_first_token_seconds"
 ITL: Final = "h3_inter_token_seconds"
 
@@ -55,12 +65,34 @@ _DECLARED = (
         ("tier",),
         "Segments that were not shared: a move failed or was refused.",
     ),
+    Metric(
+        LOST_SEGMENTS,
+        Kind.COUNTER,
+        "segments",
+        ("reason",),
+        "Segments that could not be read back while a sequence used them: their tokens were computed again.",
+    ),
+    Metric(MOVES, Kind.COUNTER, "moves", ("source", "target", "reason"), "Segments copied from one tier to another."),
+    Metric(MOVED_BYTES, Kind.COUNTER, "bytes", ("source", "target"), "Bytes copied from one tier to another."),
     Metric(REQUESTS_IN_FLIGHT, Kind.GAUGE, "requests", (), "Requests that hold room for their worst case."),
     Metric(REQUESTS_WAITING, Kind.GAUGE, "requests", (), "Requests that wait for room."),
     Metric(REQUESTS, Kind.COUNTER, "requests", ("reason",), "Ended requests by finish reason or error reason."),
     Metric(PREFILL_TOKENS, Kind.COUNTER, "tokens", (), "Prompt tokens that were computed."),
     Metric(PREFIX_HIT_TOKENS, Kind.COUNTER, "tokens", ("tier",), "Prompt tokens that were found, by where they lay."),
     Metric(DECODE_TOKENS, Kind.COUNTER, "tokens", (), "Generated tokens."),
+    Metric(CORRUPT_SLABS, Kind.COUNTER, "slabs", ("tier",), "Slabs that were read and did not match their checksums."),
+    Metric(STORE_DEGRADED, Kind.GAUGE, "stores", ("tier",), "1: writing failed, the store is only read; 0: in order."),
+    Metric(IO_BACKEND, Kind.GAUGE, "engines", ("tier", "backend"), "1 for the engine that reads and writes a tier."),
+    Metric(IO_ERRORS, Kind.COUNTER, "operations", ("tier", "kind"), "Reads or batches of writes that failed."),
+    Metric(WRITTEN_BYTES, Kind.COUNTER, "bytes", ("tier",), "Bytes written to a device, tables and headers included."),
+    Metric(READ_BYTES, Kind.COUNTER, "bytes", ("tier",), "Bytes of slabs read from a device."),
+    Metric(
+        WRITE_BUDGET_REFUSALS,
+        Kind.COUNTER,
+        "refusals",
+        ("tier",),
+        "Reservations refused because the bytes of the day are written.",
+    ),
     Metric(TTFT, Kind.HISTOGRAM, "seconds", (), "From submission to the first token."),
     Metric(ITL, Kind.HISTOGRAM, "seconds", (), "From one token of an answer to the next."),
 )

@@ -19,12 +19,13 @@ from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
-from h3kv.core.ports import BlockStore
+from h3kv.core.ports import AddressableStore
 from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
 from h3kv.engine.events import Failed, Finished, TokenGenerated
+from h3kv.engine.pool import KvPool
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence import LanguageModel
@@ -114,11 +115,16 @@ class Rig:
     """An engine and what it stands on."""
 
     engine: Engine
-    segments: SegmentTable
+    pool: KvPool
     directory: MemoryDirectory
-    store: BlockStore
+    store: AddressableStore
     telemetry: Recorder
     clock: ManualClock
+
+    @property
+    def segments(self) -> SegmentTable:
+        """Of the pool."""
+        return self.pool.segments
 
     def run(self) -> dict[RequestId, Finished]:
         """Step until nothing is left to do; how each request finished. Raises what one failed with."""
@@ -177,7 +183,7 @@ def make_rig(
     capacity_blocks: int = 128,
     chunk_tokens: int = 128,
     model: LanguageModel | None = None,
-    store: BlockStore | None = None,
+    store: AddressableStore | None = None,
     page_kernels: PageKernels = native,
     fingerprint: bytes = FINGERPRINT,
 ) -> Rig:
@@ -193,12 +199,12 @@ def make_rig(
     """
     store = tiny_store(capacity_blocks) if store is None else store
     telemetry, directory, clock = Recorder(), MemoryDirectory(), ManualClock(step_ns=1_000_000)
-    segments = SegmentTable(store, LAYOUT, directory=directory, telemetry=telemetry)
+    pool = KvPool(
+        store, LAYOUT, page_kernels=page_kernels, directory=directory, telemetry=telemetry, clock=ManualClock()
+    )
     engine = Engine(
         tiny_decoder() if model is None else model,
-        segments,
-        directory=directory,
-        page_kernels=page_kernels,
+        pool,
         vocabulary=ByteVocabulary(),
         fingerprint=fingerprint,
         device=torch.device("cpu"),
@@ -206,7 +212,7 @@ def make_rig(
         clock=clock,
         telemetry=telemetry,
     )
-    return Rig(engine, segments, directory, store, telemetry, clock)
+    return Rig(engine, pool, directory, store, telemetry, clock)
 
 
 def prompt_tokens(seed: int, count: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
 from h3kv.core.layout import SlabLayout
-from h3kv.core.types import Completion, Move, SlabKey, SlotHandle, StoreStatistics, Tier
+from h3kv.core.types import Completion, Fetch, Move, SlabKey, SlotHandle, StoreStatistics, Tier
 from h3kv.memory.buddy import extent_class
 
 
@@ -19,24 +19,34 @@ class _Slot:
     slab: SlabKey | None = None
 
 
+@dataclass
+class _InFlight:
+    end: int
+    """Number of the poll that ends it."""
+    work: Move | Fetch
+    slot: _Slot
+
+
 class FakeStore:
-    """Satisfies `BlockStore`. Each slot is a bytearray of its own and no slot number is used twice.
+    """Satisfies `AddressableStore`. Each slot is a bytearray of its own and no slot number is used twice.
 
     Args:
         layout: sizes of blocks.
         capacity_blocks: cap, counted in extent classes.
-        latency_polls: how many calls of `poll` a move needs to end; 1 ends it in the next call.
+        latency_polls: how many calls of `poll` a move or fetch needs to end; 1 ends it in the next call.
+        tier: which one it plays.
     """
 
-    tier = Tier.DEVICE
-
-    def __init__(self, layout: SlabLayout, *, capacity_blocks: int, latency_polls: int = 1) -> None:
+    def __init__(
+        self, layout: SlabLayout, *, capacity_blocks: int, latency_polls: int = 1, tier: Tier = Tier.DEVICE
+    ) -> None:
+        self.tier = tier
         self._layout = layout
         self._capacity_blocks = capacity_blocks
         self._latency_polls = latency_polls
         self._slots: dict[int, _Slot] = {}
         self._next_slot = 0
-        self._in_flight: list[tuple[int, Move]] = []
+        self._in_flight: list[_InFlight] = []
         self._visible: dict[SlabKey, SlotHandle] = {}
         self._polls = 0
         self._moves_total = 0
@@ -58,33 +68,45 @@ class FakeStore:
         return [self._open_slot(extent_class(size)) for size in blocks]
 
     def address(self, handle: SlotHandle) -> int:
-        """See `BlockStore.address`."""
+        """See `AddressableStore.address`."""
         memory = self._slot(handle).memory
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def submit(self, moves: Sequence[Move]) -> None:
+    def submit(self, moves: Sequence[Move | Fetch]) -> None:
         """See `BlockStore.submit`."""
         self._check_open()
-        busy = {slot.slab for slot in self._slots.values()} | {move.key for _, move in self._in_flight}
-        targets = [self._slot(move.target) for move in moves]
-        for move, slot in zip(moves, targets, strict=True):
-            if move.key in busy or slot.slab is not None:
-                raise SlabBusyError(f"slab {move.key} or its slot is taken", key=move.key)
-        if len({move.key for move in moves}) < len(moves) or len({slot.handle.slot for slot in targets}) < len(moves):
-            raise SlabBusyError("a key or a slot comes twice", key=moves[0].key)
-        for move, slot in zip(moves, targets, strict=True):
-            if move.source is not None:
-                slot.memory[: move.source.nbytes] = move.source
-            slot.slab = move.key
-            self._in_flight.append((self._polls + self._latency_polls, move))
+        busy = {slot.slab for slot in self._slots.values()}
+        busy |= {each.work.key for each in self._in_flight if isinstance(each.work, Move)}
+        started: list[_InFlight] = []
+        for work in moves:
+            slot = self._slot(work.target if isinstance(work, Move) else work.source)
+            if isinstance(work, Fetch):
+                if self._visible.get(work.key) != work.source:
+                    raise SlabBusyError(f"slab {work.key} is not visible there", key=work.key)
+            elif work.key in busy or slot.slab is not None or any(slot is each.slot for each in started):
+                raise SlabBusyError(f"slab {work.key} or its slot is taken", key=work.key)
+            else:
+                busy.add(work.key)
+            started.append(_InFlight(self._polls + self._latency_polls, work, slot))
+        for each in started:
+            if isinstance(each.work, Move):
+                each.slot.slab = each.work.key
+                if each.work.source is not None:
+                    each.slot.memory[: each.work.source.nbytes] = each.work.source
+        self._in_flight += started
 
     def poll(self) -> list[Completion]:
         """See `BlockStore.poll`."""
         self._check_open()
         self._polls += 1
-        due = [move for end, move in self._in_flight if end <= self._polls]
-        self._in_flight = [(end, move) for end, move in self._in_flight if end > self._polls]
-        return [Completion(move, self._end(move)) for move in due]
+        due = [each for each in self._in_flight if each.end <= self._polls]
+        self._in_flight = [each for each in self._in_flight if each.end > self._polls]
+        return [Completion(each.work, self._end(each)) for each in due]
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `BlockStore.wait`. Returns at once: only polls pass time here."""
+        assert timeout_ns >= 0
+        self._check_open()
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
@@ -127,13 +149,17 @@ class FakeStore:
         self._visible.clear()
         self._in_flight.clear()
 
-    def _end(self, move: Move) -> StaleHandleError | None:
-        slot = self._slots.get(move.target.slot)
-        if slot is None or slot.handle != move.target:
+    def _end(self, ended: _InFlight) -> StaleHandleError | None:
+        work = ended.work
+        if isinstance(work, Fetch):
+            # The slot lives on here if it was released, and nothing can have been written into it since.
+            work.target[:] = memoryview(ended.slot.memory)[: work.target.nbytes]
+            return None
+        if self._slots.get(work.target.slot) is not ended.slot:
             return StaleHandleError("the slot was released while its move was in flight")
-        self._visible[move.key] = move.target
+        self._visible[work.key] = work.target
         self._moves_total += 1
-        self._bytes_moved_total += 0 if move.source is None else move.source.nbytes
+        self._bytes_moved_total += 0 if work.source is None else work.source.nbytes
         return None
 
     def _open_slot(self, size: int) -> SlotHandle:

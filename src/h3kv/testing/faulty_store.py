@@ -1,19 +1,21 @@
-"""A store that breaks chosen moves and calls of another one.
+"""A store that breaks chosen moves, fetches and calls of another one.
 
-What it may do to us: end a move with an error instead of making its slab visible, or refuse a call that then did
-nothing; any number of them, once each.
-What it may not do: lose a completion, break a move after its slab was visible, or change bytes.
+What it may do to us: end a move with an error instead of making its slab visible; end a fetch with an error, or with
+bytes that are not those that were written, which it says; refuse a call that then did nothing. Any number of them,
+once each or from one on for ever.
+What it may not do: lose a completion, break a move after its slab was visible, or change bytes and keep silent.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, cast
 
-from h3kv.core.errors import TierError
-from h3kv.core.ports import BlockStore
-from h3kv.core.types import Completion, Move, SlabKey, SlotHandle, StoreStatistics
+from h3kv.core.errors import SlabCorruptError, TierError
+from h3kv.core.ports import AddressableStore, BlockStore, PersistentStore
+from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, StoredSegment, StoreStatistics
 
 Call = Literal["reserve", "address", "submit"]
 """What can be refused."""
@@ -26,13 +28,28 @@ class InjectedFaultError(TierError):
     injected = True
 
 
+class InjectedCorruptionError(SlabCorruptError):
+    """Bytes that a test asked to be changed on their way."""
+
+    injected = True
+
+
+def ever_from(number: int) -> range:
+    """This number and all after it: something breaks and stays broken."""
+    return range(number, sys.maxsize)
+
+
 class FaultyStore:
-    """Satisfies `BlockStore` by passing everything on to `inner`, but for the moves that it breaks.
+    """Passes everything on to `inner`, but for what it breaks. Satisfies the port that `inner` satisfies.
+
+    Numbers count from 1: moves and fetches over all calls of `submit`, each kind for itself, calls for each method.
 
     Args:
         inner: the store that works.
-        broken_moves: numbers of the moves that end with InjectedFaultError, counted from 1 over all calls of `submit`.
-        broken_calls: numbers of the calls that are refused, counted from 1 for each method.
+        broken_moves: numbers of the moves that end with InjectedFaultError.
+        broken_fetches: numbers of the fetches that end with InjectedFaultError; their target stays as it is.
+        corrupt_fetches: numbers of the fetches that bring one flipped bit and InjectedCorruptionError.
+        broken_calls: numbers of the calls that are refused.
         refusal: what a broken call raises; InjectedFaultError where None.
     """
 
@@ -41,17 +58,23 @@ class FaultyStore:
         inner: BlockStore,
         *,
         broken_moves: Collection[int] = (),
+        broken_fetches: Collection[int] = (),
+        corrupt_fetches: Collection[int] = (),
         broken_calls: Mapping[Call, Collection[int]] | None = None,
         refusal: BaseException | None = None,
     ) -> None:
         self.tier = inner.tier
         self._inner = inner
-        self._broken_moves = frozenset(broken_moves)
+        self._broken_moves = broken_moves
+        self._broken_fetches = broken_fetches
+        self._corrupt_fetches = corrupt_fetches
         self._broken_calls = {} if broken_calls is None else dict(broken_calls)
         self._refusal = refusal
         self._calls: Counter[Call] = Counter()
-        self._submitted = 0
+        self._moves = 0
+        self._fetches = 0
         self._failed: list[Completion] = []
+        self._corrupt: list[Fetch] = []
 
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`."""
@@ -59,25 +82,43 @@ class FaultyStore:
         return self._inner.reserve(blocks)
 
     def address(self, handle: SlotHandle) -> int:
-        """See `BlockStore.address`."""
+        """See `AddressableStore.address`, which `inner` must satisfy."""
         self._count("address")
-        return self._inner.address(handle)
+        return cast(AddressableStore, self._inner).address(handle)
 
-    def submit(self, moves: Sequence[Move]) -> None:
+    def submit(self, moves: Sequence[Move | Fetch]) -> None:
         """See `BlockStore.submit`."""
         self._count("submit")
-        numbers = range(self._submitted + 1, self._submitted + 1 + len(moves))
-        broken = [move for number, move in zip(numbers, moves, strict=True) if number in self._broken_moves]
-        self._inner.submit([move for move in moves if move not in broken])
-        self._submitted += len(moves)
-        for move in broken:
-            fault = InjectedFaultError(f"move of {move.key} was broken on purpose", tier=self.tier)
-            self._failed.append(Completion(move, fault))
+        passed: list[Move | Fetch] = []
+        broken: list[Move | Fetch] = []
+        corrupt: list[Fetch] = []
+        count, fetch_count = self._moves, self._fetches
+        for work in moves:
+            if isinstance(work, Move):
+                count += 1
+                (broken if count in self._broken_moves else passed).append(work)
+                continue
+            fetch_count += 1
+            (broken if fetch_count in self._broken_fetches else passed).append(work)
+            if fetch_count in self._corrupt_fetches:
+                corrupt.append(work)
+        self._inner.submit(passed)
+        self._moves, self._fetches = count, fetch_count
+        self._corrupt += corrupt
+        for work in broken:
+            name = "move" if isinstance(work, Move) else "fetch"
+            fault = InjectedFaultError(f"{name} of {work.key} was broken on purpose", tier=self.tier)
+            self._failed.append(Completion(work, fault))
 
     def poll(self) -> list[Completion]:
         """See `BlockStore.poll`."""
         failed, self._failed = self._failed, []
-        return [*failed, *self._inner.poll()]
+        return [*failed, *(self._spoil(completion) for completion in self._inner.poll())]
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `BlockStore.wait`."""
+        if not self._failed:
+            self._inner.wait(timeout_ns)
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
@@ -86,6 +127,15 @@ class FaultyStore:
     def release(self, handles: Sequence[SlotHandle]) -> None:
         """See `BlockStore.release`."""
         self._inner.release(handles)
+
+    def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
+        """See `PersistentStore.restore`, which `inner` must satisfy."""
+        return cast(PersistentStore, self._inner).restore(number)
+
+    @property
+    def is_degraded(self) -> bool:
+        """See `PersistentStore.is_degraded`, which `inner` must satisfy."""
+        return cast(PersistentStore, self._inner).is_degraded
 
     def statistics(self) -> StoreStatistics:
         """See `BlockStore.statistics`."""
@@ -98,6 +148,17 @@ class FaultyStore:
     def close(self) -> None:
         """See `BlockStore.close`."""
         self._inner.close()
+
+    def _spoil(self, completion: Completion) -> Completion:
+        fetch = next((each for each in self._corrupt if each is completion.move), None)
+        if fetch is None:
+            return completion
+        self._corrupt = [each for each in self._corrupt if each is not fetch]
+        if completion.error is not None:
+            return completion
+        fetch.target[fetch.target.nbytes // 2] ^= 0x10
+        fault = InjectedCorruptionError(f"a bit of slab {fetch.key} was flipped on purpose", key=fetch.key)
+        return Completion(fetch, fault)
 
     def _count(self, call: Call) -> None:
         self._calls[call] += 1

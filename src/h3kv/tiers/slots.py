@@ -6,17 +6,24 @@ from collections.abc import Sequence
 
 from h3kv.core.errors import StaleHandleError
 from h3kv.core.types import SlotHandle, Tier
-from h3kv.memory.buddy import BuddyAllocator, extent_class
+from h3kv.memory.buddy import UNIT_BLOCKS, BuddyAllocator, extent_class
+from h3kv.memory.region_format import SlotTableView
 
 
 class SlotTable:
-    """Hands out slots of one store and refuses handles whose slot has moved on. Not thread-safe."""
+    """Hands out slots of one store and refuses handles whose slot has moved on. Not thread-safe.
 
-    def __init__(self, tier: Tier, *, units: int) -> None:
+    Args:
+        tier: of the store.
+        table: zeroed entries, one for each block; their count is a multiple of 16. Generations and sizes are kept
+            there, for whoever else can see that memory. A generation counts the releases of a slot at its offset.
+    """
+
+    def __init__(self, tier: Tier, table: SlotTableView) -> None:
         self._tier = tier
-        self._room = BuddyAllocator(units)
-        # Index: offset in blocks. A generation counts how often a slot at that offset was released.
-        self._generations = [0] * self._room.capacity_blocks
+        self._room = BuddyAllocator(len(table) // UNIT_BLOCKS)
+        self._generations = table["generation"]
+        self._sizes = table["blocks"]
         self._owned: dict[int, SlotHandle] = {}
 
     @property
@@ -60,19 +67,24 @@ class SlotTable:
         if len({handle.slot for handle in handles}) != len(handles):
             raise StaleHandleError("a slot was named twice in one release")
         for handle in handles:
-            del self._owned[handle.slot]
+            # The generation first: whoever reads both never sees an old one in room that is free.
             self._generations[handle.slot] += 1
+            self._sizes[handle.slot] = 0
+            del self._owned[handle.slot]
             self._room.release(handle.slot)
 
     def check_integrity(self) -> None:
         """Assert that every block is free or belongs to exactly one slot."""
         self._room.check_integrity()
         assert sum(handle.blocks for handle in self._owned.values()) == self._room.used_blocks
+        assert int(self._sizes.sum()) == self._room.used_blocks, "the table knows other slots than the allocator"
         for slot, handle in self._owned.items():
             assert handle.slot == slot
+            assert handle.blocks == self._sizes[slot], f"slot {slot} has two sizes"
             assert handle.generation == self._generations[slot], f"slot {slot} has two generations"
 
     def _hand_out(self, offset: int, size: int) -> SlotHandle:
-        handle = SlotHandle(tier=self._tier, slot=offset, blocks=size, generation=self._generations[offset])
+        handle = SlotHandle(tier=self._tier, slot=offset, blocks=size, generation=int(self._generations[offset]))
+        self._sizes[offset] = size
         self._owned[offset] = handle
         return handle

@@ -4,14 +4,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from h3kv.core.errors import TierFullError
-from h3kv.core.ports import BlockStore
-from h3kv.core.types import BlockKey, BlockLocation, SegmentId, SlabKey
+from h3kv.core.ports import AddressableStore
+from h3kv.core.types import BlockKey, BlockLocation, SegmentId, SegmentLabel, SlabKey
 from h3kv.engine.directory import MemoryDirectory
+from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, cover, mount_prefix, reusable_blocks
 from h3kv.engine.segments import Phase, Segment, SegmentTable
 from h3kv.policy.eviction import Candidate
+from h3kv.policy.placement import PlacementConfig
 from h3kv.telemetry import names
 from h3kv.telemetry.recorder import Recorder
+from h3kv.testing.clock import ManualClock
 from h3kv.testing.engines import LAYOUT, tiny_store
 from h3kv.testing.fake_store import FakeStore
 from h3kv.testing.faulty_store import FaultyStore, InjectedFaultError
@@ -20,16 +23,21 @@ from h3kv.testing.faulty_store import FaultyStore, InjectedFaultError
 class World:
     """A table over a store of 32 blocks of two layers."""
 
-    def __init__(self, store: BlockStore | None = None) -> None:
+    def __init__(self, store: AddressableStore | None = None) -> None:
         self.store = store or tiny_store(32)
         self.directory = MemoryDirectory()
         self.telemetry = Recorder()
-        self.table = SegmentTable(self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry)
+        self.serve(SegmentTable(self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry))
+
+    def serve(self, table: SegmentTable) -> None:
+        self.table = table
+        config = PlacementConfig(has_nvme=False)
+        self.placer = Placer(table, host=None, config=config, telemetry=self.telemetry, clock=ManualClock())
 
     def sealed(self, name: str, blocks: int, *, parent: SegmentId | None = None) -> SegmentId:
         (segment,) = self.table.open([blocks])
         above = None if parent is None else self.table._segments[parent]
-        self.table.seal(segment, keys(name, blocks), parent=above)
+        self.table.seal(segment, label(name, blocks), parent=above)
         self.table.unpin(segment)
         return segment.id
 
@@ -38,7 +46,7 @@ class World:
 
     def close(self) -> None:
         self.table.check_integrity()
-        self.table.evict_all()
+        self.placer.evict_all()
         self.table.check_integrity()
         assert self.table.statistics().segments == 0
         assert self.used_blocks() == 0
@@ -47,6 +55,10 @@ class World:
 
 def keys(name: str, blocks: int) -> list[BlockKey]:
     return [BlockKey(f"{name}{block}".encode()) for block in range(blocks)]
+
+
+def label(name: str, blocks: int) -> SegmentLabel:
+    return SegmentLabel(tuple(keys(name, blocks)), parent=BlockKey(b"root"))
 
 
 def test_segments_open_all_or_nothing_with_a_slot_in_each_layer() -> None:
@@ -71,7 +83,7 @@ def test_sealing_publishes_keys_and_leaves_the_bytes_where_they_are() -> None:
     for layer, address in enumerate(segment.addresses_L):
         ctypes.memset(address, layer + 1, LAYOUT.slab.size_bytes(3))
     assert world.directory.find(keys("a", 3)) == []
-    world.table.seal(segment, keys("a", 3), parent=None)
+    world.table.seal(segment, label("a", 3), parent=None)
     assert segment.phase is Phase.SEALED
     assert world.directory.find(keys("a", 4)) == [BlockLocation(segment.id, at) for at in range(3)]
     for layer, address in enumerate(segment.addresses_L):
@@ -86,7 +98,7 @@ def test_sealing_publishes_keys_and_leaves_the_bytes_where_they_are() -> None:
 def test_open_segment_goes_with_its_pin_and_a_sealed_one_stays() -> None:
     world = World()
     sealed, dropped = world.table.open([2, 2])
-    world.table.seal(sealed, keys("a", 2), parent=None)
+    world.table.seal(sealed, label("a", 2), parent=None)
     world.table.unpin(dropped)
     world.table.unpin(sealed)
     assert world.used_blocks() == 2
@@ -117,7 +129,7 @@ def test_free_room_is_taken_without_asking_who_could_go(monkeypatch: pytest.Monk
         raise AssertionError("nothing has to go")
 
     with monkeypatch.context() as patch:
-        patch.setattr("h3kv.engine.segments.order_evictions", refuse)
+        patch.setattr("h3kv.policy.placement.order_evictions", refuse)
         (segment,) = world.table.open([16])
     world.table.unpin(segment)
     world.close()
@@ -169,7 +181,7 @@ def test_pin_refuses_a_segment_that_holds_other_blocks() -> None:
 def test_segment_whose_move_failed_serves_its_owner_and_is_never_found(broken: int) -> None:
     world = World(FaultyStore(tiny_store(32), broken_moves=[broken]))
     (segment,) = world.table.open([2])
-    world.table.seal(segment, keys("a", 2), parent=None)
+    world.table.seal(segment, label("a", 2), parent=None)
     assert segment.phase is Phase.PRIVATE
     assert world.directory.find(keys("a", 2)) == []
     assert world.table.pin(segment.id, keys=keys("a", 2)) is None
@@ -183,7 +195,7 @@ def test_segment_whose_move_failed_serves_its_owner_and_is_never_found(broken: i
 def test_segment_whose_moves_are_refused_serves_its_owner_and_is_never_found() -> None:
     world = World(FaultyStore(tiny_store(32), broken_calls={"submit": [1]}))
     (segment,) = world.table.open([2])
-    world.table.seal(segment, keys("a", 2), parent=None)
+    world.table.seal(segment, label("a", 2), parent=None)
     assert segment.phase is Phase.PRIVATE
     assert world.table.is_settled
     assert world.directory.find(keys("a", 2)) == []
@@ -198,7 +210,7 @@ def test_interrupt_while_moves_are_submitted_goes_on_to_the_caller() -> None:
     world = World(FaultyStore(tiny_store(32), broken_calls={"submit": [1]}, refusal=KeyboardInterrupt()))
     (segment,) = world.table.open([2])
     with pytest.raises(KeyboardInterrupt):
-        world.table.seal(segment, keys("a", 2), parent=None)
+        world.table.seal(segment, label("a", 2), parent=None)
     world.table.check_integrity()
     world.table.unpin(segment)
     world.close()
@@ -225,12 +237,12 @@ def test_segment_given_up_while_its_moves_are_in_flight_ends_well(broken: int | 
     )
     world = World(store)
     (segment,) = world.table.open([2])
-    world.table.seal(segment, keys("a", 2), parent=None)
+    world.table.seal(segment, label("a", 2), parent=None)
     world.table.unpin(segment)
     assert segment.phase is Phase.SEALING
     world.table.check_integrity()
     for _ in range(3):
-        world.table.poll()
+        world.placer.tick()
     assert len(world.directory.find(keys("a", 2))) == (2 if broken is None else 0)
     assert world.used_blocks() == (2 if broken is None else 0)
     world.close()
@@ -283,7 +295,7 @@ class InterruptedTable(SegmentTable):
 
 def test_interrupt_between_two_pins_leaves_none() -> None:
     world = World()
-    world.table = InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry)
+    world.serve(InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry))
     first = world.sealed("a", 1)
     world.sealed("b", 4, parent=first)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,120 @@
+// A kernel whose faults are written down beforehand. It carries requests out at once, and tells of them one visit later.
+#include <sys/types.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "h3/io_kernel.hpp"
+#include "io_transfer.hpp"
+
+namespace h3::io {
+namespace {
+
+class ScriptKernel final : public Kernel {
+ public:
+  explicit ScriptKernel(const Options& options) : files_(options.files), faults_(options.faults) {}
+
+  bool push(const Request& request) override {
+    if (const Fault* full = fault(Fault::kFull); full != nullptr && refused_ < full->value) {
+      ++refused_;
+      return false;
+    }
+    refused_ = 0;
+    if (fault(Fault::kStale) != nullptr) completions_.push_back({request.token - (std::uint64_t{1} << 32), request.size});
+    if (fault(Fault::kHold) != nullptr || fault(Fault::kLate) != nullptr) {
+      held_.push_back({request, fault(Fault::kLate) != nullptr});
+    } else {
+      completions_.push_back({request.token, carry_out(request)});
+      if (fault(Fault::kRepeat) != nullptr) completions_.push_back(completions_.back());
+    }
+    ++taken_;
+    return true;
+  }
+
+  bool cancel(std::uint64_t token) override {
+    const auto found = std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.request.token == token; });
+    completions_.push_back({Token{0, Token::kCancel, 0}.packed(), found == held_.end() ? -ENOENT : 0});
+    if (found == held_.end()) return true;
+    completions_.push_back({token, found->is_late ? transfer(found->request, files_[found->request.file]) : -ECANCELED});
+    held_.erase(found);
+    return true;
+  }
+
+  std::size_t exchange(Completion* out, std::size_t capacity, std::uint64_t wait_ns) override {
+    ++calls_;
+    if (completions_.empty() && wait_ns > 0) {
+      std::unique_lock lock(mutex_);
+      woken_or_late_.wait_for(lock, std::chrono::nanoseconds(std::min(wait_ns, std::uint64_t{1} << 60)),
+                              [this] { return woken_; });
+      woken_ = false;
+    }
+    const std::size_t count = std::min(capacity, completions_.size());
+    const auto end = completions_.begin() + static_cast<std::ptrdiff_t>(count);
+    std::copy(completions_.begin(), end, out);
+    completions_.erase(completions_.begin(), end);
+    return count;
+  }
+
+  void wake() override {
+    {
+      const std::lock_guard lock(mutex_);
+      woken_ = true;
+    }
+    woken_or_late_.notify_one();
+  }
+
+  std::uint64_t calls() const override { return calls_; }
+
+ private:
+  struct Held {
+    Request request;
+    bool is_late;
+  };
+
+  // What the script says about the next request to be taken.
+  const Fault* fault(Fault::Effect effect) const {
+    for (const Fault& fault : faults_)
+      if (fault.effect == effect && taken_ >= fault.first && taken_ - fault.first < fault.count) return &fault;
+    return nullptr;
+  }
+
+  std::int64_t carry_out(Request request) const {
+    const int file = files_[request.file];
+    if (const Fault* error = fault(Fault::kError)) return -static_cast<std::int64_t>(error->value);
+    if (const Fault* torn = fault(Fault::kTorn)) {
+      request.size /= 2;
+      transfer(request, file);
+      return -static_cast<std::int64_t>(torn->value);
+    }
+    if (const Fault* cut = fault(Fault::kShort))
+      request.size = static_cast<std::uint32_t>(std::min<std::uint64_t>(request.size, cut->value));
+    const std::int64_t result = request.size == 0 && request.kind != Kind::kFlush ? 0 : transfer(request, file);
+    if (const Fault* flip = fault(Fault::kFlip); flip != nullptr && static_cast<std::int64_t>(flip->value) < result)
+      invert(request, file, flip->value);
+    return result;
+  }
+
+  static void invert(const Request& request, int file, std::uint64_t at) {
+    unsigned char byte = static_cast<unsigned char>(~reinterpret_cast<const unsigned char*>(request.address)[at]);
+    if (request.kind == Kind::kRead) reinterpret_cast<unsigned char*>(request.address)[at] = byte;
+    else [[maybe_unused]] const ssize_t written = ::pwrite(file, &byte, 1, static_cast<off_t>(request.offset + at));
+  }
+
+  const std::vector<int> files_;
+  const std::vector<Fault> faults_;
+  std::uint64_t taken_ = 0, refused_ = 0, calls_ = 0;
+  std::deque<Completion> completions_;
+  std::vector<Held> held_;
+  std::mutex mutex_;
+  std::condition_variable woken_or_late_;
+  bool woken_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> open_script(const Options& options) { return std::make_unique<ScriptKernel>(options); }
+
+}  // namespace h3::io

@@ -1,0 +1,299 @@
+"""Carries out what the policy of placement decides, between steps.
+
+    events of the table --> policy.placement.step --> Copy, Drop --> home and cold store --> completions --> events
+
+Nothing is dropped while attention reads: a step only takes notice of fetches that ended (`poll_cold`); plans are carried
+out in `tick`, before a step, and in `make_room`, when a segment is opened after one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
+from h3kv.core.ports import Clock, Telemetry
+from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
+from h3kv.core.units import NS_PER_S
+from h3kv.engine.segments import Arrival, Phase, Segment, SegmentTable
+from h3kv.engine.stream import ViewableStore
+from h3kv.policy import placement as policy
+from h3kv.policy.eviction import Candidate, order_evictions
+from h3kv.telemetry import names
+
+WAIT_NS = 30 * NS_PER_S
+"""Longest time that room may take to come free: a device that takes longer is broken."""
+
+
+@dataclass(slots=True)
+class _Copying:
+    """A segment on its way into the cold store."""
+
+    segment: Segment
+    handles_L: tuple[SlotHandle, ...]
+    reason: str
+    layers_left: int
+    error: Exception | None = None
+
+
+class Placer:
+    """Satisfies `segments.RoomMaker`. Not thread-safe.
+
+    Args:
+        table: whose segments are placed.
+        host: the table's home, as a store whose slots can be viewed; None where there is no cold store.
+        config: of the policy.
+        telemetry: receives moves.
+        clock: for the policy and for bounds on waiting.
+    """
+
+    def __init__(
+        self,
+        table: SegmentTable,
+        *,
+        host: ViewableStore | None,
+        config: policy.PlacementConfig,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._table = table
+        self._host = host
+        self._cold = table.cold
+        self._state = policy.PlacementState(config)
+        self._telemetry = telemetry
+        self._clock = clock
+        self._copies: dict[SegmentId, _Copying] = {}
+        self._arrivals: dict[SegmentId, tuple[Segment, Arrival, str]] = {}
+        self._events: list[policy.Event] = []
+        self._end_fetch: Callable[[Completion], bool] = lambda _: False
+        table.serve_room(self)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a copy is in flight."""
+        return bool(self._copies or self._arrivals)
+
+    def serve_fetches(self, end_fetch: Callable[[Completion], bool]) -> None:
+        """Say who fetches slabs besides: it is asked first whether an ended fetch is its own."""
+        self._end_fetch = end_fetch
+
+    def tick(self) -> None:
+        """Take notice of everything that ended, and carry out what the policy decides."""
+        self._table.poll()
+        self.poll_cold()
+        self._plan([])
+
+    def poll_cold(self) -> None:
+        """Take notice of moves and fetches of the cold store that ended. Drops nothing."""
+        if self._cold is None:
+            return
+        for completion in self._cold.poll():
+            if isinstance(completion.move, Move):
+                self._end_copy(completion)
+            elif not self._end_fetch(completion):
+                self._end_arrival(completion)
+
+    def make_room(self, blocks: int) -> bool:
+        """See `RoomMaker.make_room`."""
+        before = self._table.free_blocks()
+        deadline_ns = self._clock.now_ns() + WAIT_NS
+        try:
+            while True:
+                self._plan([policy.RoomNeeded(Tier.HOST, blocks)])
+                if self._table.free_blocks() > before:
+                    return True
+                left_ns = deadline_ns - self._clock.now_ns()
+                if self._cold is None or not self._copies or left_ns <= 0:
+                    return False
+                self._cold.wait(left_ns)
+                self.poll_cold()
+        finally:
+            self._plan([policy.RoomNeeded(Tier.HOST, 0)])
+
+    def freeable_blocks(self) -> int:
+        """See `RoomMaker.freeable_blocks`."""
+        sealed = [segment for segment in self._table.sealed() if segment.home_L is not None]
+        if self._cold is not None and not self._cold.is_degraded:
+            return sum(segment.room_blocks for segment in sealed)
+        free_to_go = {segment.id for segment in sealed if segment.cold_L is not None} | set(self._evictable())
+        return sum(segment.room_blocks for segment in sealed if segment.id in free_to_go)
+
+    def evict_all(self) -> int:
+        """Give up every segment that nobody pins, in all tiers. Returns how many."""
+        evicted = self._evictable()
+        for segment_id in evicted:
+            segment = self._table.find(segment_id)
+            assert segment is not None
+            self._give_up(segment)
+        self._plan([])
+        return len(evicted)
+
+    def settle(self, timeout_ns: int) -> None:
+        """Write what is to be written, as far as the time allows."""
+        deadline_ns = self._clock.now_ns() + timeout_ns
+        self.tick()
+        while self._cold is not None and self.is_moving and self._clock.now_ns() < deadline_ns:
+            self._cold.wait(deadline_ns - self._clock.now_ns())
+            self.tick()
+
+    def _evictable(self) -> list[SegmentId]:
+        candidates = [
+            Candidate(segment=segment.id, parent=segment.parent, last_used=0, pins=segment.pins)
+            for segment in self._table.sealed()
+        ]
+        return list(order_evictions(candidates))
+
+    def _plan(self, events: Sequence[policy.Event]) -> None:
+        """Tell the policy what happened, and do what it says, until it says nothing."""
+        pending = [*self._take_events(), *events]
+        while pending:
+            self._state, plan = policy.step(self._state, [*self._rooms(), *pending], self._clock.now_ns())
+            arrivals = []
+            for command in plan:
+                if isinstance(command, policy.Drop):
+                    self._drop(command)
+                elif command.target is Tier.NVME:
+                    self._copy_out(command)
+                else:
+                    arrivals += self._copy_in(command)
+            self._fetch(arrivals)
+            pending = self._take_events()
+
+    def _take_events(self) -> list[policy.Event]:
+        events, self._events = [*self._table.take_events(), *self._events], []
+        return events
+
+    def _rooms(self) -> list[policy.Event]:
+        block_bytes = self._table.layout.block_bytes
+        stores = {Tier.HOST: self._table.home, Tier.NVME: self._cold}
+        rooms: list[policy.Event] = []
+        for tier, store in stores.items():
+            if store is not None:
+                statistics = store.statistics()
+                capacity, free = statistics.capacity_bytes // block_bytes, statistics.free_bytes // block_bytes
+                rooms.append(policy.RoomReported(tier, capacity, free))
+        return rooms
+
+    def _drop(self, command: policy.Drop) -> None:
+        segment = self._table.find(command.segment)
+        if segment is None or segment.phase is not Phase.SEALED:
+            return
+        other = segment.cold_L if command.tier is Tier.HOST else segment.home_L
+        if other is None:
+            if segment.pins == 0:
+                self._give_up(segment)
+            return
+        if command.tier is Tier.HOST:
+            self._table.release_home(segment)
+        else:
+            self._table.release_cold(segment)
+        self._events.append(policy.SegmentLeft(segment.id, command.tier))
+
+    def _give_up(self, segment: Segment) -> None:
+        tier = self._table.tier if segment.home_L is not None else Tier.NVME
+        self._table.give_up(segment)
+        self._telemetry.count(names.EVICTED_SEGMENTS, tier=tier)
+
+    def _copy_out(self, command: policy.Copy) -> None:
+        segment = self._table.find(command.segment)
+        if segment is None or segment.home_L is None or self._cold is None or self._host is None:
+            return
+        try:
+            handles_L = tuple(self._cold.reserve([segment.room_blocks] * self._table.layout.layers))
+        except TierFullError:
+            self._events += [
+                policy.MoveFailed(segment.id, Tier.NVME),
+                policy.RoomNeeded(Tier.NVME, segment.room_blocks),
+            ]
+            return
+        except H3Error:
+            self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
+            return
+        views_L = [self._host.view(handle) for handle in segment.home_L]
+        moves = [
+            Move(SlabKey(segment.id, layer), handle, view, segment.label)
+            for layer, (handle, view) in enumerate(zip(handles_L, views_L, strict=True))
+        ]
+        try:
+            self._cold.submit(moves)
+        except H3Error:
+            self._cold.release(handles_L)
+            self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
+            return
+        self._copies[segment.id] = _Copying(segment, handles_L, command.reason, layers_left=len(moves))
+
+    def _end_copy(self, completion: Completion) -> None:
+        copying = self._copies[completion.move.key.segment]
+        copying.layers_left -= 1
+        copying.error = copying.error or completion.error
+        if copying.layers_left > 0:
+            return
+        segment = copying.segment
+        del self._copies[segment.id]
+        if copying.error is not None or segment.phase is not Phase.SEALED or self._table.find(segment.id) is None:
+            assert self._cold is not None
+            self._cold.release(copying.handles_L)
+            self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
+            return
+        segment.cold_L = copying.handles_L
+        self._events.append(policy.SegmentPlaced(segment.id, Tier.NVME))
+        self._count_move(segment, source=self._table.tier, target=Tier.NVME, reason=copying.reason)
+
+    def _copy_in(self, command: policy.Copy) -> list[Fetch]:
+        """Reserve room in the home for a segment. Returns the fetches that fill it."""
+        segment = self._table.find(command.segment)
+        if segment is None or segment.cold_L is None or segment.home_L is not None or self._host is None:
+            return []
+        try:
+            handles_L = tuple(self._table.home.reserve([segment.room_blocks] * self._table.layout.layers))
+        except H3Error:
+            self._events.append(policy.MoveFailed(segment.id, Tier.HOST))
+            return []
+        addresses_L = tuple(self._table.home.address(handle) for handle in handles_L)
+        segment.arrival = Arrival(handles_L, addresses_L)
+        self._arrivals[segment.id] = (segment, segment.arrival, command.reason)
+        return [
+            Fetch(SlabKey(segment.id, layer), source, self._host.view(target))
+            for layer, (source, target) in enumerate(zip(segment.cold_L, handles_L, strict=True))
+        ]
+
+    def _fetch(self, fetches: list[Fetch]) -> None:
+        """Start fetches layer by layer: the sequence that waits for them reads them in that order."""
+        for fetch in sorted(fetches, key=lambda fetch: fetch.key.layer):
+            assert self._cold is not None
+            try:
+                self._cold.submit([fetch])
+            except H3Error as error:
+                self._end_arrival(Completion(fetch, error))
+
+    def _end_arrival(self, completion: Completion) -> None:
+        layer, found = completion.move.key.layer, self._arrivals.get(completion.move.key.segment)
+        assert found is not None, "a fetch ended that nobody had started"
+        segment, arrival, reason = found
+        arrival.ended += 1
+        if completion.error is None:
+            arrival.arrived.add(layer)
+        else:
+            arrival.error = completion.error
+        if arrival.ended < len(arrival.handles_L):
+            return
+        del self._arrivals[segment.id]
+        segment.arrival = None
+        if self._table.find(segment.id) is None or segment.phase is not Phase.SEALED or arrival.error is not None:
+            self._table.home.release(arrival.handles_L)
+            self._events.append(policy.MoveFailed(segment.id, Tier.HOST))
+            if isinstance(arrival.error, SlabCorruptError):
+                self._table.lose(segment)
+            return
+        moves = [Move(SlabKey(segment.id, at), handle, None) for at, handle in enumerate(arrival.handles_L)]
+        self._table.home.submit(moves)
+        self._table.poll()
+        segment.home_L, segment.addresses_L = arrival.handles_L, arrival.addresses_L
+        segment.version += 1
+        self._events.append(policy.SegmentPlaced(segment.id, Tier.HOST))
+        self._count_move(segment, source=Tier.NVME, target=self._table.tier, reason=reason)
+
+    def _count_move(self, segment: Segment, *, source: Tier, target: Tier, reason: str) -> None:
+        size_bytes = segment.room_blocks * self._table.layout.block_bytes
+        self._telemetry.count(names.MOVES, source=source, target=target, reason=reason)
+        self._telemetry.count(names.MOVED_BYTES, size_bytes, source=source, target=target)

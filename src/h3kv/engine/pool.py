@@ -1,0 +1,294 @@
+"""The KV of one model on the tiers of one process: what engine and transformers cache stand on.
+
+tiering off      home = device                        segments are written and read on the device
+tiering on       device = windows, home = HOST        sealed segments move between HOST and the cold store
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from h3kv.attention.paged import PageKernels
+from h3kv.core.errors import ConfigError, TierFullError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
+from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
+from h3kv.core.types import BlockKey, SegmentId, SlabKey, SlotHandle, StoreStatistics, Tier
+from h3kv.core.units import NS_PER_S
+from h3kv.engine.placement import Placer
+from h3kv.engine.prefix import Mount, mount_prefix
+from h3kv.engine.segments import SegmentTable
+from h3kv.engine.sequence_kv import KvParts, SequenceKv
+from h3kv.engine.stream import Readable, SlabStream
+from h3kv.engine.window import ArenaStore, Window, WindowConfig
+from h3kv.policy.admission import plan_rooms
+from h3kv.policy.placement import PlacementConfig
+from h3kv.policy.window import DevicePlan, plan_device
+from h3kv.tiers.host import HostStore
+
+SETTLE_NS = 30 * NS_PER_S
+"""Longest time that closing waits for what is still to be written."""
+
+STAGING_SHARE = 4
+"""Staging takes at most this part of the HOST cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvNeed:
+    """What a sequence needs to start."""
+
+    keys: list[BlockKey]
+    """The root key, then those of the prompt's whole blocks."""
+    reusable_blocks: int
+    """Blocks of the prompt that may be taken from others."""
+    prompt_blocks: int
+    """Blocks that the prompt fills."""
+    blocks: int
+    """Blocks of the whole sequence at its longest."""
+
+    def rooms(self, first_block: int) -> Iterator[int]:
+        """Sizes of the segments for the blocks from this one on."""
+        return iter(plan_rooms(first_block, self.prompt_blocks, self.blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class TieringConfig:
+    """How HOST and the device share the work."""
+
+    window_tokens: int = 1024
+    """Newest tokens of a sequence that stay on the device: a multiple of 64."""
+    staging_bytes: int = 32 << 20
+    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a quarter of it. Enough to keep
+    the disk busy while a layer is computed."""
+    chunk_tokens: int = 1024
+    """Chunk that a sequence begins with: what the device plan leaves room for."""
+
+
+class KvPool:
+    """Owns segments, placement and stream over stores that the caller closes afterwards. Not thread-safe.
+
+    Args:
+        home: where segments are written: the device's store, or HOST's with tiering.
+        layout: geometry of all stores.
+        page_kernels: of the device.
+        directory: which keys are known.
+        telemetry: receives counters.
+        clock: bounds waiting.
+        device: with tiering, where windows lie.
+        cold: with tiering, where segments outlive the process.
+        tiering: of windows and staging.
+    """
+
+    def __init__(
+        self,
+        home: AddressableStore,
+        layout: CacheLayout,
+        *,
+        page_kernels: PageKernels,
+        directory: Directory,
+        telemetry: Telemetry,
+        clock: Clock,
+        device: ArenaStore | None = None,
+        cold: PersistentStore | None = None,
+        tiering: TieringConfig | None = None,
+    ) -> None:
+        self.layout = layout
+        self._home = home
+        self._device = device
+        self._cold = cold
+        self._directory = directory
+        self._tiering = tiering or TieringConfig()
+        self._committed_blocks = 0
+        self._running = 0
+        self.device_plan = self._plan_device()
+        host = home if isinstance(home, HostStore) else None
+        self._staging = self._reserve_staging(host) if cold is not None and host is not None else []
+        self.segments = SegmentTable(
+            home,
+            layout,
+            directory=directory,
+            telemetry=telemetry,
+            cold=cold,
+            apart_blocks=sum(slot.blocks for slot in self._staging),
+        )
+        config = PlacementConfig(has_nvme=cold is not None)
+        self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
+        self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
+        self._parts = KvParts(self.segments, page_kernels, self.stream, is_eager=cold is None)
+        if cold is not None:
+            self.segments.adopt(cold.restore(self.segments.number))
+            self.placer.tick()
+
+    @property
+    def resident_tokens(self) -> int | None:
+        """Tokens that HOST holds beside one open segment: more than that is read again for each chunk. None: nothing
+        ever is.
+        """
+        if self._cold is None:
+            return None
+        staging_blocks = -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
+        home_blocks = self._home.statistics().capacity_bytes // self.layout.block_bytes
+        return max(home_blocks - staging_blocks - SEGMENT_BLOCKS_MAX, 0) * BLOCK_TOKENS
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Blocks of one sequence that all tiers hold together."""
+        stores = [self._home, *([] if self._cold is None else [self._cold])]
+        capacity = sum(store.statistics().capacity_bytes // self.layout.block_bytes for store in stores)
+        if self._cold is not None:
+            capacity -= SEGMENT_BLOCKS_MAX + -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
+        return capacity
+
+    def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
+        """Room for a sequence, with as much of its beginning reused as is known.
+
+        Args:
+            need: of the sequence.
+            is_alone: no other sequence will give room back: then reuse is given up piece by piece where the reused
+                segments themselves take the room. A partly used segment pins all of its blocks.
+
+        Raises:
+            TierFullError: the room is in use by others. Nothing is held then.
+        """
+        self._commit(need.blocks)
+        mounts: list[Mount] = []
+        try:
+            mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
+            self.placer.tick()
+            while True:
+                try:
+                    return SequenceKv(self._parts, mounts, need.rooms, keys=list(need.keys), window=self._make_window())
+                except TierFullError:
+                    if not (is_alone and mounts):
+                        raise
+                    self.segments.unpin(mounts.pop().segment)
+        except BaseException:
+            for mount in mounts:
+                self.segments.unpin(mount.segment)
+            self._uncommit(need.blocks)
+            raise
+
+    def lose(self, slab: SlabKey) -> None:
+        """A slab cannot be read: its segment is found no more, and whoever holds it computes it again."""
+        segment = self.segments.find(slab.segment)
+        if segment is not None:
+            self.segments.lose(segment)
+
+    def close_sequence(self, kv: SequenceKv, need: KvNeed | None, tokens: Sequence[int]) -> None:
+        """End a sequence: share what can be, give everything back."""
+        kv.close(tokens)
+        self._uncommit(0 if need is None else need.blocks)
+
+    def open_private(self) -> SequenceKv:
+        """A sequence of unknown length that shares nothing with others.
+
+        Raises:
+            TierFullError: no more sequences fit the device tier.
+        """
+        self._commit(0)
+
+        def rooms(first_block: int) -> Iterator[int]:
+            sinks = [SINK_BLOCKS] if first_block == 0 else []
+            return itertools.chain(sinks, itertools.repeat(SEGMENT_BLOCKS_MAX))
+
+        parts = KvParts(self.segments, self._parts.page_kernels, self.stream, is_eager=False)
+        return SequenceKv(parts, [], rooms, keys=None, window=self._make_window())
+
+    def statistics(self) -> dict[Tier, StoreStatistics]:
+        """Occupancy of each tier."""
+        stores = (self._device, self._home, self._cold)
+        return {store.tier: store.statistics() for store in stores if store is not None}
+
+    def check_integrity(self) -> None:
+        """Assert that all room belongs to running sequences or to segments."""
+        self.segments.check_integrity()
+        if self._device is not None:
+            self._device.check_integrity()
+        if self._cold is not None:
+            self._cold.check_integrity()
+        if self.stream is not None:
+            self.stream.check_integrity()
+
+    def close(self) -> None:
+        """Write what is still to be written, as far as the time allows. Sequences have ended before."""
+        self.placer.settle(SETTLE_NS)
+        if self.stream is not None:
+            self.stream.drain()
+
+    def _make_window(self) -> Window | None:
+        if self._device is None:
+            return None
+        assert isinstance(self._home, HostStore)
+        config = WindowConfig(blocks=self._tiering.window_tokens // BLOCK_TOKENS)
+        return Window(self._device, self._home, self.layout, config)
+
+    def _commit(self, blocks: int) -> None:
+        """Count a sequence in, so that all that run can reach their longest."""
+        if self._running >= self.device_plan.sequences:
+            raise TierFullError(
+                f"the device tier has room for the windows of {self.device_plan.sequences} running sequences: wait for "
+                "one to end, or raise device.kv_bytes",
+                tier=Tier.DEVICE,
+                needed_bytes=self.layout.block_bytes,
+                free_bytes=0,
+            )
+        left = self.capacity_blocks - self._committed_blocks
+        if self._cold is not None and blocks > left:
+            raise TierFullError(
+                f"the request may come to need {blocks} blocks, and running ones leave {left} of all tiers: wait for one "
+                "to end, or raise nvme.capacity",
+                tier=Tier.NVME,
+                needed_bytes=blocks * self.layout.block_bytes,
+                free_bytes=left * self.layout.block_bytes,
+            )
+        self._committed_blocks += blocks
+        self._running += 1
+
+    def _uncommit(self, blocks: int) -> None:
+        self._committed_blocks -= blocks
+        self._running -= 1
+
+    def _plan_device(self) -> DevicePlan:
+        tiering = self._tiering
+        if self._device is None:
+            return DevicePlan(sequences=1 << 30, chunk_blocks=tiering.chunk_tokens // BLOCK_TOKENS)
+        capacity = self._device.statistics().capacity_bytes // self.layout.block_bytes
+        return plan_device(capacity, tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS)
+
+    def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
+        slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
+        capacity_bytes = host.statistics().capacity_bytes
+        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_SHARE) // slab_bytes, 2)
+        needed_bytes = slots * slab_bytes + SEGMENT_BLOCKS_MAX * self.layout.block_bytes
+        if needed_bytes > capacity_bytes:
+            raise ConfigError(
+                f"the host cap is {capacity_bytes} bytes, but {needed_bytes} are needed: {slots} staging slots of "
+                f"{slab_bytes} bytes + one open segment of {SEGMENT_BLOCKS_MAX} blocks x {self.layout.block_bytes} bytes; "
+                "raise host.kv_bytes",
+                field="host.kv_bytes",
+            )
+        return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
+
+    def _make_stream(self, host: HostStore, clock: Clock) -> SlabStream:
+        assert self._cold is not None
+        stream = SlabStream(
+            self._cold, host, self._staging, locate=self._locate, poll=self.placer.poll_cold, clock=clock
+        )
+        self.placer.serve_fetches(stream.end_fetch)
+        return stream
+
+    def _locate(self, slab: SlabKey) -> Readable:
+        segment = self.segments.find(SegmentId(slab.segment))
+        size_bytes = 0 if segment is None else self.layout.slab.size_bytes(segment.room_blocks)
+        if segment is None:
+            return Readable(None, False, None, 0)
+        if segment.addresses_L is not None:
+            return Readable(segment.addresses_L[slab.layer], False, None, size_bytes)
+        if segment.arrival is not None and segment.arrival.error is None:
+            arrived = slab.layer in segment.arrival.arrived
+            address = segment.arrival.addresses_L[slab.layer] if arrived else None
+            return Readable(address, not arrived, None, size_bytes)
+        handle = None if segment.cold_L is None else segment.cold_L[slab.layer]
+        return Readable(None, False, handle, size_bytes)

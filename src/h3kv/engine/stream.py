@@ -1,0 +1,220 @@
+"""Slabs that lie on NVMe, read into staging slots of HOST ahead of the attention that wants them.
+
+    plan      (layer 0: A B C) (layer 1: A B C) ... (layer 29: A B C) and again from layer 0
+    fetched              ^ taken      ^ fetched ahead, as far as there are staging slots
+
+The plan of a step is its whole order of reading. While a sequence decodes, the next step reads the same slabs again, so
+that reading goes on over the end of the plan: the first layers of the next step come in while this step ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError, TierError
+from h3kv.core.ports import Clock, PersistentStore
+from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
+from h3kv.core.units import NS_PER_S
+
+
+class ViewableStore(Protocol):
+    """What the stream needs of the tier that holds the staging slots."""
+
+    def address(self, handle: SlotHandle) -> int:
+        """See `AddressableStore.address`."""
+        ...
+
+    def view(self, handle: SlotHandle) -> memoryview:
+        """A slot's bytes, writable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """Where a slab can be had."""
+
+    address: int | None
+    """In memory already."""
+    is_arriving: bool
+    """On its way into memory."""
+    handle: SlotHandle | None
+    """In the cold store."""
+    size_bytes: int
+    """Of the slab."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetching:
+    """A fetch under way. The fetch itself tells it from an earlier one of the same slab."""
+
+    fetch: Fetch
+    slot: SlotHandle
+
+
+class SlabStream:
+    """Satisfies `attention.paged.SlabSource`. Not thread-safe.
+
+    Args:
+        cold: where slabs are fetched from.
+        host: holds the staging slots.
+        slots: room for one slab of the largest class each, at least 2; the caller releases them.
+        locate: where a slab is now.
+        poll: takes notice of what the cold store has ended, and passes ended fetches to `end_fetch`.
+        clock: bounds waiting.
+        wait_ns: longest time that a slab may take.
+    """
+
+    def __init__(
+        self,
+        cold: PersistentStore,
+        host: ViewableStore,
+        slots: Sequence[SlotHandle],
+        *,
+        locate: Callable[[SlabKey], Readable],
+        poll: Callable[[], None],
+        clock: Clock,
+        wait_ns: int = 30 * NS_PER_S,
+    ) -> None:
+        assert len(slots) >= 2, "one slab is read while another one comes"
+        self._cold = cold
+        self._views = {slot: (host.address(slot), host.view(slot)) for slot in slots}
+        self._free: deque[SlotHandle] = deque(slots)
+        self._locate = locate
+        self._poll = poll
+        self._clock = clock
+        self._wait_ns = wait_ns
+        self._plan: list[SlabKey] = []
+        self._next = 0
+        self._fetching: dict[SlabKey, _Fetching] = {}
+        self._ready: dict[SlabKey, SlotHandle] = {}
+        self._taken: dict[SlabKey, SlotHandle] = {}
+        self._failed: dict[SlabKey, Exception] = {}
+        # Of an abandoned plan: their slots are free when they end.
+        self._orphans: list[_Fetching] = []
+        self.bytes_fetched_total = 0
+
+    def plan(self, slabs: Sequence[SlabKey]) -> None:
+        """Read these slabs ahead, in this order. The same order again goes on where the last one ended."""
+        if list(slabs) != self._plan:
+            self._abandon()
+            self._plan = list(slabs)
+            self._next = 0
+        self._fill()
+
+    def take(self, slab: SlabKey) -> int:
+        """See `SlabSource.take`."""
+        deadline_ns = self._clock.now_ns() + self._wait_ns
+        while True:
+            address = self._try_take(slab)
+            if address is not None:
+                return address
+            left_ns = deadline_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                message = f"slab {slab} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
+                raise SlabUnavailableError(message, key=slab)
+            self._cold.wait(left_ns)
+            self._poll()
+
+    def give_back(self, slab: SlabKey) -> None:
+        """See `SlabSource.give_back`."""
+        slot = self._taken.pop(slab, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._fill()
+
+    def end_fetch(self, completion: Completion) -> bool:
+        """Take notice of a fetch that ended. Returns whether it was one of this stream's."""
+        orphan = next((one for one in self._orphans if one.fetch is completion.move), None)
+        if orphan is not None:
+            self._orphans.remove(orphan)
+            self._free.append(orphan.slot)
+            return True
+        slab = completion.move.key
+        fetching = self._fetching.get(slab)
+        if fetching is None or fetching.fetch is not completion.move:
+            return False
+        del self._fetching[slab]
+        if completion.error is None:
+            self._ready[slab] = fetching.slot
+            self.bytes_fetched_total += fetching.fetch.target.nbytes
+        else:
+            self._failed[slab] = completion.error
+            self._free.append(fetching.slot)
+        return True
+
+    def drain(self) -> None:
+        """Forget the plan and wait until nothing is written into the staging slots any more."""
+        self._abandon()
+        while self._orphans:
+            self._cold.wait(self._wait_ns)
+            self._poll()
+
+    def check_integrity(self) -> None:
+        """Assert that every staging slot has one use."""
+        reading = [one.slot for one in (*self._fetching.values(), *self._orphans)]
+        used = [*reading, *self._ready.values(), *self._taken.values()]
+        assert sorted(slot.slot for slot in [*used, *self._free]) == sorted(slot.slot for slot in self._views)
+
+    def _try_take(self, slab: SlabKey) -> int | None:
+        """The address of a slab that is there. What is not there is on its way afterwards."""
+        failure = self._failed.pop(slab, None)
+        if failure is not None:
+            raise _lost(slab, failure) from failure
+        slot = self._ready.pop(slab, None)
+        if slot is not None:
+            self._taken[slab] = slot
+            return self._views[slot][0]
+        if slab in self._fetching:
+            return None
+        found = self._locate(slab)
+        if found.address is not None or found.is_arriving:
+            return found.address
+        if not self._free and self._ready:
+            # Read ahead for a later time: this one is wanted now.
+            self._free.append(self._ready.pop(next(iter(self._ready))))
+        if self._free:
+            self._fetch(slab, found)
+        return None
+
+    def _fill(self) -> None:
+        """Start fetches of the plan as long as there are free slots; on from its beginning where it ends."""
+        for _ in range(len(self._plan)):
+            slab = self._plan[self._next % len(self._plan)]
+            if not self._free or slab in self._fetching or slab in self._ready or slab in self._taken:
+                return
+            self._next += 1
+            found = self._locate(slab)
+            if found.handle is not None and found.address is None and not found.is_arriving:
+                self._fetch(slab, found)
+
+    def _fetch(self, slab: SlabKey, found: Readable) -> None:
+        if found.handle is None:
+            raise SlabUnavailableError(f"slab {slab} is gone: it is computed again", key=slab)
+        slot = self._free.popleft()
+        fetch = Fetch(slab, found.handle, self._views[slot][1][: found.size_bytes])
+        try:
+            self._cold.submit([fetch])
+        except H3Error as error:
+            self._free.append(slot)
+            self._failed[slab] = error
+        else:
+            self._fetching[slab] = _Fetching(fetch, slot)
+
+    def _abandon(self) -> None:
+        self._free.extend(self._ready.values())
+        self._ready.clear()
+        self._failed.clear()
+        self._orphans.extend(self._fetching.values())
+        self._fetching.clear()
+
+
+def _lost(slab: SlabKey, error: Exception) -> Exception:
+    """What taking a slab raises when fetching it ended so."""
+    if isinstance(error, SlabCorruptError):
+        return error
+    if isinstance(error, TierError):
+        return SlabUnavailableError(f"slab {slab} cannot be read ({error}): it is computed again", key=slab)
+    return error

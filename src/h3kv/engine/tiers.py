@@ -1,0 +1,129 @@
+"""The stores of one process: which tiers there are, opened and closed together."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from h3kv.attention.paged import PageKernels
+from h3kv.core.layout import CacheLayout
+from h3kv.core.ports import Clock, Directory, Telemetry
+from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.tiers.cold import ColdStore, ColdStoreConfig
+from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
+from h3kv.tiers.host import HostStore, HostStoreConfig
+from h3kv.tiers.io import IoEngine
+
+IO_DEPTH = 64
+"""Reads and writes in flight: bulk reads of whole slabs fill a disk's bandwidth with fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdPlace:
+    """Where the cold store lies."""
+
+    path: Path
+    """Folder, file or block device."""
+    config: ColdStoreConfig
+    backend: Literal["auto", "io_uring", "threads"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """The tiers behind the device."""
+
+    host: HostStoreConfig
+    tiering: TieringConfig
+    cold: ColdPlace | None = None
+    """None: nothing outlives the process."""
+
+
+class TierStores:
+    """Owns the stores; made by `open`. A pool over them is closed before."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        device: DeviceStore,
+        *,
+        host: HostStore | None,
+        cold: ColdStore | None,
+        tiering: TieringConfig | None,
+        closing: contextlib.ExitStack,
+    ) -> None:
+        self.layout = layout
+        self.device = device
+        self.host = host
+        self.cold = cold
+        self._tiering = tiering
+        self._closing = closing
+
+    @classmethod
+    def open(
+        cls,
+        layout: CacheLayout,
+        device: DeviceStoreConfig,
+        tiers: TierConfig | None,
+        *,
+        fingerprint: bytes,
+        telemetry: Telemetry,
+    ) -> TierStores:
+        """Open the tiers of a model.
+
+        Raises:
+            ConfigError: a cap is too small.
+            HostMemoryError: the system refuses as much memory as the caps say.
+            StoreError: the cold store's place cannot serve.
+        """
+        with contextlib.ExitStack() as stack:
+            on_device = DeviceStore(layout.slab, device)
+            stack.callback(on_device.close)
+            host: HostStore | None = None
+            cold: ColdStore | None = None
+            if tiers is not None:
+                host = HostStore(layout.slab, tiers.host)
+                stack.callback(host.close)
+                if tiers.cold is not None:
+                    cold = _open_cold(tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry)
+                    stack.callback(cold.close)
+            tiering = None if tiers is None else tiers.tiering
+            return cls(layout, on_device, host=host, cold=cold, tiering=tiering, closing=stack.pop_all())
+
+    def open_pool(
+        self, *, page_kernels: PageKernels, directory: Directory, telemetry: Telemetry, clock: Clock
+    ) -> KvPool:
+        """The pool over these stores.
+
+        Raises:
+            ConfigError: the caps are too small for one running sequence; the message has the sum.
+        """
+        return KvPool(
+            self.device if self.host is None else self.host,
+            self.layout,
+            page_kernels=page_kernels,
+            directory=directory,
+            telemetry=telemetry,
+            clock=clock,
+            device=None if self.host is None else self.device,
+            cold=self.cold,
+            tiering=self._tiering,
+        )
+
+    def close(self) -> None:
+        """Close all stores. Calling it again does nothing."""
+        self._closing.close()
+
+
+def _open_cold(
+    place: ColdPlace, layout: CacheLayout, host: HostStore, *, fingerprint: bytes, telemetry: Telemetry
+) -> ColdStore:
+    return ColdStore.open(
+        place.path,
+        layout,
+        fingerprint=fingerprint,
+        config=place.config,
+        telemetry=telemetry,
+        engine=lambda files: IoEngine.open(files, depth=IO_DEPTH, buffers=host.buffers, backend=place.backend),
+    )

@@ -1,0 +1,252 @@
+"""How segments get onto the disk: data, flush, headers, flush, and only then a completion.
+
+    batch    claims, old headers undone        data of all segments       headers           done
+             --------------------------------> -------------------------> ----------------> ----
+                      flush (if needed)                 flush                  flush
+
+One batch at a time; what is submitted meanwhile shares the flushes of the next one. Giving an extent back undoes its
+header on the disk. That goes along with the next batch's data, unless this batch writes where such an extent lay, or
+into an area that was another model's: then it is flushed first. So at any moment the disk holds, for each header that
+can be read, the data that it tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from h3kv.core.errors import TierBrokenError
+from h3kv.core.types import Tier
+from h3kv.tiers.cold.budget import WriteBudget
+from h3kv.tiers.cold.extents import Extent
+from h3kv.tiers.cold.geometry import AreaGeometry
+from h3kv.tiers.cold.header import ExtentHeader, pack_header
+from h3kv.tiers.cold.record import SECTOR_BYTES
+from h3kv.tiers.cold.requests import Outcome, Request, address_of, aligned_memory, write_of
+from h3kv.tiers.cold.room import Room
+from h3kv.tiers.cold.superblock import AreaEntry
+from h3kv.tiers.cold.volume import Volume
+from h3kv.tiers.io import FLUSH, WRITE
+
+_STEP_NS: Final = 100_000_000
+"""How long one look at the device takes at most. The engine's own deadline bounds the whole."""
+
+BATCH_BYTES_MAX: Final = 256 << 20
+"""Of data in one batch, unless one segment is larger: completions do not wait for all of a long queue."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    extents: list[Extent]
+    undone: list[tuple[int, int]]
+    """First block and class of the extents whose headers go."""
+    ended: bool = False
+    failure: Outcome | None = None
+    open_requests: int = 0
+    written_bytes: int = 0
+    claims: list[Request] = field(default_factory=list)
+
+
+class Commits:
+    """Writes whole segments batch by batch, step by step; no call waits.
+
+    Args:
+        volume: where they go.
+        room: whose areas are claimed on the disk before anything is written into them.
+        geometry: of this model's areas.
+        fingerprint: of this model.
+        budget: counts what is written.
+    """
+
+    def __init__(
+        self, volume: Volume, room: Room, geometry: AreaGeometry, *, fingerprint: bytes, budget: WriteBudget
+    ) -> None:
+        self._volume = volume
+        self._room = room
+        self._geometry = geometry
+        self._fingerprint = fingerprint
+        self._budget = budget
+        self._queue: list[Extent] = []
+        self._undo: list[tuple[int, int]] = []
+        self._undo_is_urgent = False
+        self._batch: _Batch | None = None
+        self._steps: Generator[list[Request], None, None] | None = None
+        self._generation = volume.superblock.epoch << 32
+        self.broken: TierBrokenError | None = None
+        """Why nothing more is written."""
+        self.written_bytes = 0
+        """In total, headers and tables included."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is running or can start."""
+        return self._batch is not None or (self.broken is None and (bool(self._queue) or self._undo_is_urgent))
+
+    def write(self, extent: Extent) -> None:
+        """Queue an extent whose slabs were all submitted."""
+        self._queue.append(extent)
+
+    def undo(self, extent: Extent, *, urgent: bool = False) -> None:
+        """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
+        if extent.is_on_disk:
+            extent.is_on_disk = False
+            self._undo.append((extent.block, extent.blocks))
+            self._undo_is_urgent |= urgent
+
+    def finish_undoing(self) -> None:
+        """Take off the disk what waits for that, and wait for it. Does nothing while segments are being written."""
+        if self._batch is not None or self._queue:
+            return
+        self._undo_is_urgent = bool(self._undo)
+        while self._advance_and_look():
+            self._volume.requests.wait(_STEP_NS)
+            self._volume.requests.poll()
+
+    def advance(self) -> list[tuple[Extent, TierBrokenError | None]]:
+        """Take every step that can be taken now. Extents whose writing ended, the oldest first, each with its error."""
+        ended: list[tuple[Extent, TierBrokenError | None]] = []
+        while self._batch is None or self._batch.open_requests == 0:
+            if self._batch is None and not self._start():
+                break
+            assert self._batch is not None
+            if not self._step(self._batch):
+                ended += [(extent, self.broken) for extent in self._batch.extents]
+                self._batch = None
+        if self.broken is not None:
+            ended += [(extent, self.broken) for extent in self._queue]
+            self._queue.clear()
+        return ended
+
+    def _advance_and_look(self) -> bool:
+        """Advance; whether a batch is running."""
+        self.advance()
+        return self._batch is not None
+
+    def _start(self) -> bool:
+        """Begin the next batch, if there is anything for it."""
+        if not self.is_busy:
+            return False
+        self._batch = _Batch(self._take_queue(), self._undo)
+        self._undo, self._undo_is_urgent = [], False
+        self._steps = self._run(self._batch)
+        return True
+
+    def _take_queue(self) -> list[Extent]:
+        """The oldest segments, as many as fit one batch."""
+        size, count = 0, 0
+        for extent in self._queue:
+            size += extent.blocks * self._geometry.block_bytes
+            if count and size > BATCH_BYTES_MAX:
+                break
+            count += 1
+        taken, self._queue = self._queue[:count], self._queue[count:]
+        return taken
+
+    def _step(self, batch: _Batch) -> bool:
+        """Submit the batch's next requests. False: it has ended."""
+        assert self._steps is not None
+        requests = None if batch.failure is not None else next(self._steps, None)
+        if batch.failure is not None:
+            self.broken = TierBrokenError(
+                f"writing to {self._volume.place.path} failed: {batch.failure}; what it holds can still be read. Check "
+                "the device and its free space, and open the store again",
+                tier=Tier.NVME,
+            )
+        if requests is None:
+            return False
+        batch.open_requests = len(requests)
+        self.written_bytes += sum(request.size for request in requests)
+        self._volume.requests.submit(requests, lambda outcome: self._note(batch, outcome))
+        return True
+
+    def _note(self, batch: _Batch, outcome: Outcome) -> None:
+        batch.open_requests -= 1
+        if not outcome.is_good and batch.failure is None:
+            batch.failure = outcome
+
+    def _run(self, batch: _Batch) -> Generator[list[Request], None, None]:
+        """The steps of a batch; each is submitted when all of the one before has succeeded."""
+        first = [self._undo_write(block) for block, _ in batch.undone]
+        claims = [self._claim_write(area) for area in self._room.claimed]
+        self._room.claimed.clear()
+        if claims or _overlap(batch.extents, batch.undone):
+            yield first + claims
+            yield [Request(kind=FLUSH)]
+            first = []
+        wanted = [extent for extent in batch.extents if extent.owned_layers]
+        data = [request for extent in wanted for request in self._data_writes(extent)]
+        if first or data:
+            headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
+            spent = sum(request.size for request in first + data) + headers_bytes + SECTOR_BYTES
+            yield [*first, *data, self._budget.spend(spent)]
+            yield [Request(kind=FLUSH)]
+        wanted = [extent for extent in wanted if extent.owned_layers]
+        if wanted:
+            yield [self._header_write(extent) for extent in wanted]
+            yield [Request(kind=FLUSH)]
+
+    def _data_writes(self, extent: Extent) -> list[Request]:
+        """One write for each slab. Sources that are not aligned are copied first."""
+        page_bytes = self._geometry.mark.page_bytes
+        requests = []
+        for layer, move in extent.moves.items():
+            assert move.source is not None
+            size = extent.pages * page_bytes
+            keep: object = move.source
+            address = address_of(move.source) if move.source.nbytes else 0
+            if address % SECTOR_BYTES or move.source.nbytes != size:
+                memory = aligned_memory(size)
+                memory[: move.source.nbytes] = move.source.cast("B")
+                keep, address = memory, address_of(memory)
+            requests.append(
+                Request(
+                    kind=WRITE,
+                    offset=self.slab_offset(extent, layer),
+                    address=address,
+                    size=size,
+                    crcs=self.crcs_address(extent, layer),
+                    page_bytes=page_bytes,
+                    keep=keep,
+                )
+            )
+        return requests
+
+    def slab_offset(self, extent: Extent, layer: int) -> int:
+        """Where a slab lies in the volume."""
+        area, block = divmod(extent.block, self._geometry.blocks)
+        return self._volume.geometry.area_offset(area) + self._geometry.slab_offset(block, layer, blocks=extent.blocks)
+
+    def crcs_address(self, extent: Extent, layer: int) -> int:
+        """Where the checksums of a slab's pages lie in memory."""
+        return int(extent.crcs_P.ctypes.data) + 4 * layer * extent.blocks * self._geometry.mark.kv_heads
+
+    def _header_write(self, extent: Extent) -> Request:
+        self._generation += 1
+        extent.is_on_disk = True
+        header = ExtentHeader(
+            self._fingerprint, self._generation, extent.blocks, extent.pages, extent.label, extent.crcs_P
+        )
+        return write_of(self._header_offset(extent.block), pack_header(header, self._geometry))
+
+    def _undo_write(self, block: int) -> Request:
+        return write_of(self._header_offset(block), bytes(SECTOR_BYTES))
+
+    def _header_offset(self, block: int) -> int:
+        area, block = divmod(block, self._geometry.blocks)
+        return self._volume.geometry.area_offset(area) + self._geometry.header_offset(block)
+
+    def _claim_write(self, area: int) -> Request:
+        self._generation += 1
+        epoch = self._volume.superblock.epoch
+        entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._generation, used=epoch)
+        return self._volume.area_write(area, entry)
+
+
+def _overlap(extents: Sequence[Extent], undone: Sequence[tuple[int, int]]) -> bool:
+    """Whether an extent to be written lies where one lay whose header is still on the disk."""
+    return any(
+        extent.block < block + blocks and block < extent.block + extent.blocks
+        for extent in extents
+        for block, blocks in undone
+    )

@@ -1,0 +1,110 @@
+"""The header of an extent: what a segment is, and the checksum of each of its pages.
+
+    offset  0       8      12      16     20     24       56          64       96
+            +-------+------+-------+------+------+--------+-----------+--------+
+            | magic | vers.| bytes | crc  | room | finger-| generation| parent |
+            |       |      |       |      |      | print  |           | key    |
+            +-------+------+-------+------+------+--------+-----------+--------+
+            96      104        108      112    116    120       124    128           512 more        1024
+            +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
+            | enco- | layout   | blocks | pages| la-  | KV      | page | keys of up  |     | crc32c  |
+            | ding  | version  | in use |      | yers | heads   | bytes| to 16 blocks|zeros| by page |
+            +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
+
+`pages` is how many pages of each slab were written, from its start. The checksums are in the order of the pages,
+`[layer][kv_head][block]`. The header's own crc32c covers all of its slots with its own field zero. A header without
+keys belongs to a segment that has no name: it ends with the process.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h3kv.core.hashing import KEY_BYTES
+from h3kv.core.limits import EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX
+from h3kv.core.types import BlockKey, SegmentLabel
+from h3kv.tiers.cold.geometry import EXTENT_FIXED_BYTES, AreaGeometry
+from h3kv.tiers.cold.record import FORMAT_VERSION
+from h3kv.tiers.cold.seam import crc32c
+
+EXTENT_MAGIC: Final = b"H3EXTENT"
+_FIXED: Final = struct.Struct("<8sIIII32sQ32s8sIIIIII")
+_CRC_OFFSET: Final = 16
+
+assert _FIXED.size + SEGMENT_BLOCKS_MAX * KEY_BYTES <= EXTENT_FIXED_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtentHeader:
+    """One extent as its header tells it."""
+
+    fingerprint: bytes
+    generation: int
+    """Store-wide and increasing: the newer of two extents has the higher one."""
+    room_blocks: int
+    pages: int
+    """Of each slab that were written, from its start."""
+    label: SegmentLabel | None
+    crcs_P: NDArray[np.uint32]
+    """crc32c of each page, `[layer][kv_head][block]`."""
+
+
+def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
+    """The bytes of all of an extent's header slots."""
+    size = header.room_blocks * geometry.header_bytes
+    keys = () if header.label is None else header.label.keys
+    parent = bytes(KEY_BYTES) if header.label is None else header.label.parent
+    packed = bytearray(size)
+    _FIXED.pack_into(
+        packed,
+        0,
+        EXTENT_MAGIC,
+        FORMAT_VERSION,
+        size,
+        0,
+        header.room_blocks,
+        header.fingerprint,
+        header.generation,
+        parent,
+        *geometry.mark[:2],
+        len(keys),
+        header.pages,
+        *geometry.mark[2:],
+    )
+    packed[_FIXED.size : _FIXED.size + len(keys) * KEY_BYTES] = b"".join(keys)
+    crcs = header.crcs_P.astype("<u4", copy=False).tobytes()
+    packed[EXTENT_FIXED_BYTES : EXTENT_FIXED_BYTES + len(crcs)] = crcs
+    struct.pack_into("<I", packed, _CRC_OFFSET, crc32c(bytes(packed)))
+    return bytes(packed)
+
+
+def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
+    """The header at the start of `packed`; None where there is none, or one that is damaged or of another layout.
+
+    Args:
+        packed: the header slots of the table from the extent's first one on; more than its own do no harm.
+        geometry: of the area that it was read from.
+    """
+    if len(packed) < EXTENT_FIXED_BYTES or not packed.startswith(EXTENT_MAGIC):
+        return None
+    _, version, size, crc, room, fingerprint, generation, parent, *rest = _FIXED.unpack_from(packed)
+    encoding, layout_version, keys, pages, layers, kv_heads, page_bytes = rest
+    if version != FORMAT_VERSION or room not in EXTENT_CLASSES_BLOCKS or size != room * geometry.header_bytes:
+        return None
+    if (encoding, layout_version, layers, kv_heads, page_bytes) != geometry.mark or size > len(packed):
+        return None
+    if keys > room or pages > room * kv_heads:
+        return None
+    if crc32c(packed[:_CRC_OFFSET] + bytes(4) + packed[_CRC_OFFSET + 4 : size]) != crc:
+        return None
+    names = tuple(
+        BlockKey(packed[at : at + KEY_BYTES]) for at in range(_FIXED.size, _FIXED.size + keys * KEY_BYTES, KEY_BYTES)
+    )
+    crcs = np.frombuffer(packed, dtype="<u4", count=room * geometry.pages_per_block, offset=EXTENT_FIXED_BYTES)
+    label = SegmentLabel(names, BlockKey(parent)) if names else None
+    return ExtentHeader(fingerprint, generation, room, pages, label, crcs.astype(np.uint32))

@@ -1,0 +1,124 @@
+"""Reads, writes and flushes on one file: who asked, and what came of it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from h3kv.tiers.cold.record import SECTOR_BYTES
+from h3kv.tiers.cold.seam import Engine
+from h3kv.tiers.io import OK, OP_DTYPE, WRITE, describe
+
+_WAIT_NS: Final = 1_000_000_000
+"""How long `run` waits before it looks again. The engine's own deadline bounds the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended."""
+
+    status: int
+    """One of `tiers.io`'s."""
+    what: str
+    """In words."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all of it was done."""
+        return self.status == OK
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One operation. Its memory must live until the outcome: `keep` holds what nobody else does."""
+
+    kind: int
+    """READ, WRITE or FLUSH of `tiers.io`."""
+    offset: int = 0
+    address: int = 0
+    size: int = 0
+    crcs: int = 0
+    """Address of one u32 for each page, or 0: a read is checked against them, a write fills them in."""
+    page_bytes: int = 0
+    keep: object = None
+
+
+def aligned_memory(size_bytes: int) -> mmap.mmap:
+    """Zeroed memory that O_DIRECT takes. Given back with the last reference."""
+    return mmap.mmap(-1, -(-size_bytes // SECTOR_BYTES) * SECTOR_BYTES)
+
+
+def address_of(memory: memoryview | mmap.mmap) -> int:
+    """Address of the first byte of memory that is not empty."""
+    address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def write_of(offset: int, data: bytes) -> Request:
+    """A write of a copy of `data`, whole sectors."""
+    memory = aligned_memory(len(data))
+    memory[: len(data)] = data
+    return Request(kind=WRITE, offset=offset, address=address_of(memory), size=len(data), keep=memory)
+
+
+class Requests:
+    """Hands requests to an engine and each outcome to whom asked. Not thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._next_tag = 1
+        self._open: dict[int, tuple[Request, Callable[[Outcome], None]]] = {}
+
+    @property
+    def backend(self) -> str:
+        """Which kind of engine runs."""
+        return self._engine.backend
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome."""
+        return len(self._open)
+
+    def submit(self, requests: Sequence[Request], done: Callable[[Outcome], None]) -> None:
+        """Start requests; `done` is called once for each, from `poll`."""
+        ops_N = np.zeros(len(requests), dtype=OP_DTYPE)
+        for op, request in zip(ops_N, requests, strict=True):
+            op["tag"], op["kind"], op["offset"] = self._next_tag, request.kind, request.offset
+            op["address"], op["size"] = request.address, request.size
+            op["crcs"], op["page_bytes"] = request.crcs, request.page_bytes
+            self._open[self._next_tag] = (request, done)
+            self._next_tag += 1
+        self._engine.submit(ops_N)
+
+    def poll(self) -> None:
+        """Deliver the outcomes there are. A tag that is not open is a repetition and ignored."""
+        for result in self._engine.poll():
+            opened = self._open.pop(int(result["tag"]), None)
+            if opened is not None:
+                opened[1](Outcome(int(result["status"]), describe(result)))
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait for an outcome."""
+        self._engine.wait(timeout_ns)
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Start requests and wait for all of them. Outcomes come in the order in which the requests ended."""
+        outcomes: list[Outcome] = []
+        self.submit(requests, outcomes.append)
+        while len(outcomes) < len(requests):
+            self.wait(_WAIT_NS)
+            self.poll()
+        return outcomes
+
+    def close(self) -> None:
+        """End everything in flight; no memory is touched after that."""
+        self._engine.cancel_all()
+        self._engine.close()
+        self._open.clear()

@@ -1,0 +1,212 @@
+"""A whole store on disk, whichever models live in it: opened, made, resized."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.units import describe_size
+from h3kv.tiers.cold.geometry import SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
+from h3kv.tiers.cold.place import OpenPlace, create_file, open_place, publish, resolve
+from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, unpack_twin, versions
+from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory, write_of
+from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.cold.superblock import AreaEntry, Superblock
+from h3kv.tiers.io import FLUSH, READ
+
+_CHUNK_BYTES: Final = 4 << 20
+"""Of one read or write at start: large enough for a device's full speed, small beside the caps."""
+
+
+class Volume:
+    """An open store. Not thread-safe. `requests` is how all of its bytes are read and written."""
+
+    def __init__(self, place: OpenPlace, requests: Requests) -> None:
+        """Read the superblock and the area table.
+
+        Raises:
+            StoreFormatError: it is no store, or one of another version, damaged, or cut.
+            StoreError: reading failed.
+        """
+        self.place = place
+        self.requests = requests
+        self.superblock, self._sequence = self._read_superblock()
+        geometry = self.superblock.geometry
+        table = b"".join(self.read_all(TABLE_OFFSET, geometry.table_entries * TWIN_BYTES))
+        records = [unpack_twin(Kind.AREA, table[at : at + TWIN_BYTES]) for at in range(0, len(table), TWIN_BYTES)]
+        self._entry_sequences = [0 if record is None else record.sequence for record in records]
+        entries = [None if record is None else AreaEntry.unpack(record.payload) for record in records]
+        self.areas = entries[: geometry.areas]
+        """Whose each area under the cap is; None: nobody's."""
+
+    @property
+    def geometry(self) -> VolumeGeometry:
+        """Sizes of the store."""
+        return self.superblock.geometry
+
+    def area_write(self, area: int, entry: AreaEntry) -> Request:
+        """The write that gives an area to a model; `areas` says so from now on."""
+        self._entry_sequences[area] += 1
+        self.areas[area] = entry
+        return entry.write(self.geometry.entry_offset(area), self._entry_sequences[area])
+
+    def begin_epoch(self, capacity_bytes: int | None, *, is_ours: Callable[[AreaEntry], bool]) -> None:
+        """Count this opening, bring the store to its cap, and note which areas are in use.
+
+        A lower cap drops the areas beyond it. The superblock says so before the file is cut, and a file that is longer
+        than its superblock says is cut: a crash in between leaves nothing wrong. A higher cap goes the other way.
+
+        Raises:
+            ConfigError: the cap holds no area of this store.
+            StoreError: the file cannot be resized, or writing failed.
+        """
+        geometry = replace(self.geometry, capacity_bytes=self._allowed(capacity_bytes))
+        if geometry.areas == 0:
+            raise ConfigError(
+                f"nvme.capacity of {describe_size(geometry.capacity_bytes)} holds no area of {self.place.path}: its "
+                f"areas have {describe_size(geometry.area_bytes)}; raise it, or format the store anew",
+                field="nvme.capacity",
+            )
+        if not self.place.is_device and geometry.capacity_bytes > self.place.size_bytes:
+            self.place.resize(geometry.capacity_bytes)
+        self.superblock = replace(self.superblock, geometry=geometry, epoch=self.superblock.epoch + 1)
+        self._sequence += 1
+        self.areas = [*self.areas, *([None] * geometry.areas)][: geometry.areas]
+        writes = [self.superblock.write(self._sequence)]
+        for area, entry in enumerate(self.areas):
+            if entry is not None and is_ours(entry):
+                writes.append(self.area_write(area, replace(entry, used=self.superblock.epoch)))
+        write_through(self.place, self.requests, [writes])
+        if not self.place.is_device and self.place.size_bytes > geometry.capacity_bytes:
+            self.place.resize(geometry.capacity_bytes)
+
+    def read_all(self, offset: int, size: int) -> Iterator[bytes]:
+        """Bytes of the store in large chunks, whole sectors.
+
+        Raises:
+            StoreError: reading failed.
+        """
+        for at in range(0, size, _CHUNK_BYTES):
+            part = min(_CHUNK_BYTES, size - at)
+            memory = aligned_memory(part)
+            request = Request(kind=READ, offset=offset + at, address=address_of(memory), size=part, keep=memory)
+            (outcome,) = self.requests.run([request])
+            if not outcome.is_good:
+                raise StoreError(
+                    f"cannot read {self.place.path} at {request.offset}: {outcome}; check the device",
+                    path=str(self.place.path),
+                )
+            yield memory[:part]
+
+    def close(self) -> None:
+        """End what is in flight and give the lock back."""
+        self.requests.close()
+        self.place.close()
+
+    def _read_superblock(self) -> tuple[Superblock, int]:
+        path, size_bytes = self.place.path, self.place.size_bytes
+        twin = b"".join(self.read_all(SUPERBLOCK_OFFSET, TWIN_BYTES)) if size_bytes >= TWIN_BYTES else bytes(TWIN_BYTES)
+        record = unpack_twin(Kind.SUPERBLOCK, twin)
+        if record is None:
+            raise _refusal(path, versions(twin))
+        superblock = Superblock.unpack(record.payload)
+        if size_bytes < superblock.geometry.capacity_bytes:
+            raise StoreFormatError(
+                f"{path} was cut: it has {size_bytes} of {superblock.geometry.capacity_bytes} bytes; make it anew with "
+                "`h3 format`, or delete it",
+                path=str(path),
+            )
+        return superblock, record.sequence
+
+    def _allowed(self, capacity_bytes: int | None) -> int:
+        wanted = self.geometry.capacity_bytes if capacity_bytes is None else capacity_bytes
+        return min(wanted, self.place.size_bytes) if self.place.is_device else wanted
+
+
+def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int | None, layout: CacheLayout) -> Volume:
+    """The store at a place. One that is not there is made, if the place is a folder or a new path.
+
+    Args:
+        place: folder, file or block device.
+        make_engine: makes the engine that reads and writes it.
+        capacity_bytes: cap of a new store.
+        layout: of the model for which a new store is divided.
+
+    Raises:
+        ConfigError: a new store needs a cap, or has too small a one.
+        StoreBusyError: another process uses it.
+        StoreFormatError: what is there is no store, one of another version, damaged, or cut.
+        StoreError: it cannot be opened or read, or a new one cannot be made.
+    """
+    path = resolve(place)
+    if not path.exists():
+        if capacity_bytes is None:
+            raise ConfigError(f"{path} does not exist: set nvme.capacity, and it is made", field="nvme.capacity")
+        geometry = plan_volume(capacity_bytes, layout=layout)
+        with contextlib.closing(create_file(path, geometry.capacity_bytes)) as draft:
+            make_store(draft, make_engine, geometry)
+            publish(draft)
+    opened = open_place(path)
+    with _closed_on_error(opened):
+        requests = Requests(make_engine([opened.file]))
+        with _closed_on_error(requests):
+            return Volume(opened, requests)
+
+
+def make_store(place: OpenPlace, make_engine: EngineFactory, geometry: VolumeGeometry) -> None:
+    """Make an empty store of what is open. The superblock comes last: before it, there is none.
+
+    Raises:
+        StoreError: writing failed.
+    """
+    tables_bytes = TABLE_OFFSET + geometry.table_entries * TWIN_BYTES
+    blank = [write_of(at, bytes(min(_CHUNK_BYTES, tables_bytes - at))) for at in range(0, tables_bytes, _CHUNK_BYTES)]
+    first = Superblock(uuid.uuid4().bytes, geometry, epoch=0)
+    with contextlib.closing(Requests(make_engine([place.file]))) as requests:
+        write_through(place, requests, [blank, [first.write(0), first.write(1)]])
+
+
+def write_through(place: OpenPlace, requests: Requests, steps: Sequence[Sequence[Request]]) -> None:
+    """Write step by step, each flushed before the next begins, waiting for it.
+
+    Raises:
+        StoreError: it failed.
+    """
+    for step in steps:
+        for part in (step, [Request(kind=FLUSH)]):
+            bad = next((outcome for outcome in requests.run(part) if not outcome.is_good), None)
+            if bad is not None:
+                raise StoreError(f"cannot write {place.path}: {bad}; check the device", path=str(place.path))
+
+
+def _refusal(path: Path, found: set[int]) -> StoreFormatError:
+    """Why a place without a valid superblock is left alone."""
+    if not found:
+        message = f"{path} is not a cold store, and nothing on it is overwritten: name another place, or `h3 format` it"
+    elif FORMAT_VERSION not in found:
+        message = (
+            f"{path} is a cold store of format {max(found)}, this version reads format {FORMAT_VERSION}: use the "
+            "version that made it, or `h3 format` it"
+        )
+    else:
+        message = f"both superblocks of {path} are damaged: `h3 format` it; what it holds is lost"
+    return StoreFormatError(message, path=str(path))
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _closed_on_error(thing: _Closable) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        thing.close()
+        raise

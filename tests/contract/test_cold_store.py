@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from h3kv.core.errors import ConfigError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.ports import BlockStore
+from h3kv.core.types import BlockKey, SegmentId, SegmentLabel
+from h3kv.telemetry.recorder import Recorder
+from h3kv.testing.faulty_files import FaultPlan, FaultyFiles
+from h3kv.tiers.cold import ColdStore, ColdStoreConfig
+from h3kv.tiers.cold.geometry import capacity_for
+from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.io import Backend
+
+from .block_store import LAYOUT, BlockStoreContract
+
+CACHE = CacheLayout(slab=LAYOUT, layers=1)
+FINGERPRINT = bytes(range(32))
+
+
+class ColdStoreContract(BlockStoreContract):
+    churn_rounds = 200
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def label(self, segment: SegmentId) -> SegmentLabel | None:
+        return SegmentLabel((BlockKey(segment.to_bytes(32, "little")),), BlockKey(bytes(32)))
+
+    def open(self, units: int, *, backend: Backend = "auto", engine: EngineFactory | None = None) -> ColdStore:
+        config = ColdStoreConfig(capacity_bytes=capacity_for(CACHE, units=units), backend=backend)
+        return ColdStore.open(
+            self.folder, CACHE, fingerprint=FINGERPRINT, config=config, telemetry=Recorder(), engine=engine
+        )
+
+
+class TestColdStoreOnTheRing(ColdStoreContract):
+    def make_store(self, units: int) -> BlockStore:
+        try:
+            return self.open(units, backend="io_uring")
+        except ConfigError as error:
+            pytest.skip(str(error))
+
+
+class TestColdStoreOnThreads(ColdStoreContract):
+    def make_store(self, units: int) -> BlockStore:
+        return self.open(units, backend="threads")
+
+
+class TestColdStoreOnFaultyFilesAtRateZero(ColdStoreContract):
+    def make_store(self, units: int) -> BlockStore:
+        return self.open(units, engine=lambda files: FaultyFiles(files, FaultPlan()))

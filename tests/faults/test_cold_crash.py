@@ -1,0 +1,147 @@
+"""Break the N-th operation of a store's life, for every N: after a restart each segment is absent or intact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from h3kv.core.errors import H3Error, StoreError, TierBrokenError
+from h3kv.core.types import SegmentId, SlabKey, SlotHandle
+from h3kv.testing.cold_segments import is_intact, open_store, restore, settle, submit_segments
+from h3kv.testing.faulty_files import CrashError, FaultPlan, FaultyFiles
+from h3kv.tiers.cold import ColdStore
+from h3kv.tiers.io import FLUSH, WRITE
+
+SEED = 7
+UNITS = 3
+
+
+@dataclass
+class Story:
+    """What one process asked for, and what it was told."""
+
+    acknowledged: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    handles: dict[int, list[SlotHandle]] = field(default_factory=dict)
+
+    def write(self, store: ColdStore, *segments: tuple[int, int]) -> None:
+        handles = submit_segments(store, segments)
+        ended = settle(store, 2 * len(segments))
+        for number in handles:
+            errors = [completion.error for completion in ended if completion.move.key.segment == number]
+            self.handles[number] = handles[number]
+            if errors == [None, None]:
+                self.acknowledged.add(number)
+            else:
+                assert all(isinstance(error, TierBrokenError) for error in errors), errors
+                assert store.lookup(SlabKey(SegmentId(number), 0)) is None
+                assert store.is_degraded
+
+    def release(self, store: ColdStore, number: int) -> None:
+        store.release(self.handles[number])
+        self.released.add(number)
+
+
+def live(folder: Path, plan: FaultPlan, story: Story) -> None:
+    """Two processes one after the other: they write, give back, and write again where something lay."""
+    for first, room in ((1, 16), (10, 8)):
+        store = open_store(folder, units=UNITS, engine=lambda files: FaultyFiles(files, plan))
+        with contextlib.closing(store):
+            kept = restore(store)
+            story.handles.update({number: list(segment.handles_L) for number, segment in kept.items()})
+            for number in kept.keys() & {4}:
+                story.release(store, number)
+            story.write(store, (first, 2), (first + 1, room), (first + 2, 1))
+            story.release(store, first + 1)
+            story.write(store, (first + 3, room))
+            story.write(store, (first + 4, 1), (first + 5, 1))
+            story.release(store, first + 4)
+            store.check_integrity()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Path]:
+    """Where stores are made: in memory, if the machine has such a place that knows direct I/O."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def check(folder: Path, story: Story) -> None:
+    """Nothing that was acknowledged is lost, nothing that is found is wrong."""
+    store = open_store(folder, units=UNITS)
+    with contextlib.closing(store):
+        kept = restore(store)
+        store.check_integrity()
+        assert set(kept) >= story.acknowledged - story.released
+        for segment in kept.values():
+            assert is_intact(store, segment)
+        before = store.statistics().used_bytes
+        story.write(store, (100, 1))
+        assert store.statistics().used_bytes > before
+        store.check_integrity()
+
+
+def operations(folders: Path, kinds: frozenset[int]) -> int:
+    """How many operations of these kinds the story has when nothing breaks."""
+    folder = folders / "whole"
+    folder.mkdir()
+    plan = FaultPlan(kinds=kinds)
+    live(folder, plan, Story())
+    return plan.done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["none", "some", "all"])
+def test_crash_at_any_write_or_flush_leaves_segments_absent_or_intact(
+    folders: Path, kept: Literal["none", "some", "all"]
+) -> None:
+    kinds = frozenset({WRITE, FLUSH})
+    for number in range(1, operations(folders, kinds) + 1):
+        folder = folders / str(number)
+        folder.mkdir()
+        story = Story()
+        with pytest.raises(CrashError):
+            live(folder, FaultPlan(number, "crash", kinds=kinds, kept=kept, seed=SEED), story)
+        check(folder, story)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
+@pytest.mark.parametrize("mode", ["error", "torn"])
+def test_failed_write_or_flush_leaves_segments_absent_or_intact(
+    folders: Path, mode: Literal["error", "torn"], for_ever: bool
+) -> None:
+    kinds = frozenset({WRITE, FLUSH})
+    for number in range(1, operations(folders, kinds) + 1):
+        folder = folders / str(number)
+        folder.mkdir()
+        story = Story()
+        with contextlib.suppress(H3Error):
+            live(folder, FaultPlan(number, mode, for_ever=for_ever, kinds=kinds), story)
+        check(folder, story)
+
+
+@pytest.mark.slow
+def test_flipped_bit_in_any_write_is_never_served(folders: Path) -> None:
+    kinds = frozenset({WRITE})
+    for number in range(1, operations(folders, kinds) + 1):
+        folder = folders / str(number)
+        folder.mkdir()
+        with contextlib.suppress(StoreError):
+            live(folder, FaultPlan(number, "flip", kinds=kinds), Story())
+        store = open_store(folder, units=UNITS)
+        with contextlib.closing(store):
+            kept = restore(store)
+            damaged = [segment for segment in kept.values() if not is_intact(store, segment)]
+            assert len(damaged) <= 1
+            store.check_integrity()

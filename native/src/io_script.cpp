@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -89,11 +90,23 @@ class ScriptKernel final : public Kernel {
       transfer(request, file);
       return -static_cast<std::int64_t>(torn->value);
     }
-    if (const Fault* cut = fault(Fault::kShort))
-      request.size = static_cast<std::uint32_t>(std::min<std::uint64_t>(request.size, cut->value));
-    const std::int64_t result = request.size == 0 && request.kind != Kind::kFlush ? 0 : transfer(request, file);
+    if (const Fault* cut = fault(Fault::kShort); cut != nullptr && cut->value < request.size)
+      return carry_out_part(request, file, static_cast<std::uint32_t>(cut->value));
+    const std::int64_t result = transfer(request, file);
     if (const Fault* flip = fault(Fault::kFlip); flip != nullptr && static_cast<std::int64_t>(flip->value) < result)
       invert(request, file, flip->value);
+    return result;
+  }
+
+  // A direct read ends at any byte only where the file ends, so the whole is read and what lies behind is spoiled.
+  static std::int64_t carry_out_part(Request request, int file, std::uint32_t bytes) {
+    if (bytes == 0) return 0;
+    if (request.kind != Kind::kRead) {
+      request.size = bytes;
+      return transfer(request, file);
+    }
+    const std::int64_t result = std::min<std::int64_t>(transfer(request, file), bytes);
+    std::memset(reinterpret_cast<char*>(request.address) + bytes, 0xdb, request.size - bytes);
     return result;
   }
 

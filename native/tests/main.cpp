@@ -16,6 +16,7 @@
 #include "h3/memory.hpp"
 #include "h3/pool.hpp"
 #include "h3/transform.hpp"
+#include "io.hpp"
 
 namespace {
 
@@ -221,6 +222,7 @@ void check_pool() {
 }  // namespace
 
 int main() {
+  check_io(expect);
   check_pool();
   for (const h3::Isa isa : {h3::Isa::kPortable, h3::Isa::kAvx2, h3::Isa::kAvx512}) {
     if (!h3::isa_supported(isa)) continue;

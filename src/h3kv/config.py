@@ -24,7 +24,7 @@ from pydantic_settings import (
 
 from h3kv.core.errors import ConfigError
 from h3kv.core.limits import BLOCK_TOKENS
-from h3kv.core.units import format_size, parse_size
+from h3kv.core.units import TokenCount, format_cap, format_size, parse_cap, parse_size
 from h3kv.engine.config import EngineConfig
 
 CONFIG_FILE: Final = "h3_config.yaml"
@@ -39,8 +39,31 @@ THREADS_MAX: Final = 1024
 Tree = dict[str, Any]
 
 
-def _size_or_auto(value: object) -> object:
-    return value if value == "auto" else parse_size(value) if isinstance(value, str | int) else value
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str | int) else value
+
+
+def _cap(value: object) -> object:
+    return parse_cap(value) if isinstance(value, str | int) else value
+
+
+def _cap_or_auto(value: object) -> object:
+    return value if value == "auto" else _cap(value)
+
+
+def _cap_text(value: int | TokenCount | Literal["auto"] | None) -> str | None:
+    return value if value is None or value == "auto" else format_cap(value)
+
+
+def _on_or_off(value: object) -> object:
+    """YAML reads the words on and off as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _path(value: object) -> object:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("a folder, file or block device, or nothing")
+    return Path(value).expanduser() if isinstance(value, str) else value
 
 
 def _threads(value: object) -> object:
@@ -61,10 +84,22 @@ def _rope_from_text(value: object) -> object:
     return {"type": kind, "factor": factor}
 
 
-AutoSize = Annotated[
-    int | Literal["auto"],
-    BeforeValidator(_size_or_auto),
-    PlainSerializer(lambda value: value if value == "auto" else format_size(value), return_type=str),
+Size = Annotated[int, BeforeValidator(_size), PlainSerializer(format_size, return_type=str)]
+SizeOrNone = Annotated[
+    int | None,
+    BeforeValidator(_size),
+    PlainSerializer(lambda value: None if value is None else format_size(value), return_type=str | None),
+]
+CapOrAuto = Annotated[
+    int | TokenCount | Literal["auto"], BeforeValidator(_cap_or_auto), PlainSerializer(_cap_text, return_type=str)
+]
+CapOrNone = Annotated[
+    int | TokenCount | None, BeforeValidator(_cap), PlainSerializer(_cap_text, return_type=str | None)
+]
+PathOrNone = Annotated[
+    Path | None,
+    BeforeValidator(_path),
+    PlainSerializer(lambda value: None if value is None else str(value), return_type=str | None),
 ]
 
 
@@ -98,12 +133,52 @@ class ModelSettings(Section):
     """Static scaling beyond the trained context. Nothing: as the model's own configuration says."""
 
 
-class DeviceSettings(Section):
-    """The device that computes: its share of the KV."""
+class TieringSettings(Section):
+    """Whether KV may leave the device."""
 
-    kv_bytes: AutoSize = "auto"
-    """Cap on KV in device memory, in total for this process. `auto`: half of what is available when the model has been
-    loaded, within the container's limit. More serves longer prompts and keeps more documents for reuse."""
+    mode: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = "auto"
+    """`on`: the device holds windows, all else lies in host memory and in the cold store. `off`: all KV stays on the
+    device, and the settings of host and nvme are not used. `auto`: on when the model lies on a CUDA device,
+    `host.kv_bytes` is a number, or `nvme.store` is set."""
+
+
+class DeviceSettings(Section):
+    """The device that computes: its share of the KV. On a machine without an accelerator that is main memory too."""
+
+    kv_bytes: CapOrAuto = "auto"
+    """Cap on KV in device memory, in total for this process. `auto` without tiering: half of what is available when the
+    model has been loaded, within the container's limit; more serves longer prompts and keeps more documents for reuse.
+    `auto` with tiering: room for the windows of 8 sequences and the longest chunk, and no more than that half."""
+    window_tokens: int = Field(default=1024, ge=BLOCK_TOKENS, le=1 << 20, multiple_of=BLOCK_TOKENS)
+    """Newest tokens of each sequence that stay on the device, with tiering. The first block stays besides."""
+
+
+class HostSettings(Section):
+    """Host memory: segments that have left the window, while there is room, and staging."""
+
+    kv_bytes: CapOrAuto = "auto"
+    """Cap on KV in host memory, in total for this process. `auto`: half of what is available when the model has been
+    loaded and the device has its share, within the container's limit. What does not fit is read from the cold store
+    again for every chunk and every token."""
+    staging_bytes: Size = 32 << 20
+    """Part of that cap which slabs of the cold store are read into; no more than a quarter of it is taken, and room for
+    two slabs at least. Enough to keep the disk busy while a layer is computed."""
+
+
+class NvmeSettings(Section):
+    """The cold store: segments on a disk, found again by the next process."""
+
+    store: PathOrNone = None
+    """Folder (the file in it is `store.h3`), file, or block device. A folder or new path gets a store; anything else
+    must be one already: `h3 format`. Nothing: no cold store, and KV ends with the process."""
+    capacity: CapOrNone = None
+    """Cap on the store's bytes on disk, tables included, for all models in it. Nothing: as large as it was made, 8 GiB
+    for a new one. Less than it was made drops what lies beyond."""
+    backend: Literal["auto", "io_uring", "threads"] = "auto"
+    """What reads and writes. `auto`: io_uring, or threads where the kernel or the container refuses it."""
+    write_bytes_per_day: SizeOrNone = None
+    """Bytes that may be written to the store in a day (UTC), over all processes: disks wear out. What is over it is not
+    kept. Nothing: any."""
 
 
 class EngineSettings(Section):
@@ -133,6 +208,9 @@ class Settings(BaseSettings):
 
     model: ModelSettings = ModelSettings()
     device: DeviceSettings = DeviceSettings()
+    host: HostSettings = HostSettings()
+    nvme: NvmeSettings = NvmeSettings()
+    tiering: TieringSettings = TieringSettings()
     engine: EngineSettings = EngineSettings()
     runtime: RuntimeSettings = RuntimeSettings()
 

@@ -220,7 +220,7 @@ class KvCache:
             self._pool.prepare(self._rows_B, counts_B)
         except TierFullError as error:
             raise TierFullError(
-                f"a step of {max(counts_B)} tokens after {max(self.tokens_B)} does not fit the {error.tier} tier: {error}; "
+                f"the {error.tier} tier cannot take {max(counts_B)} tokens after {max(self.tokens_B)} ({error}): "
                 "give fewer tokens at a time (transformers: generate(prefill_chunk_size=...)), fewer rows, or raise "
                 f"{CAP_OF[error.tier]}",
                 tier=error.tier,

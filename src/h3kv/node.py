@@ -48,12 +48,20 @@ class Node:
     """Owns stores, pool and engine; made by `open`. Not thread-safe."""
 
     def __init__(
-        self, model: LoadedModel, engine: Engine, pool: KvPool, *, telemetry: Recorder, closing: contextlib.ExitStack
+        self,
+        model: LoadedModel,
+        engine: Engine,
+        pool: KvPool,
+        *,
+        stores: TierStores,
+        telemetry: Recorder,
+        closing: contextlib.ExitStack,
     ) -> None:
         self.config = model.config
         self.tokenizer: Tokenizer = model.tokenizer
         self.engine = engine
         self.pool = pool
+        self.stores = stores
         self.telemetry = telemetry
         self._closing = closing
 
@@ -116,7 +124,7 @@ class Node:
                 telemetry=telemetry,
             )
             stack.callback(running.close)
-            return cls(model, running, pool, telemetry=telemetry, closing=stack.pop_all())
+            return cls(model, running, pool, stores=stores, telemetry=telemetry, closing=stack.pop_all())
 
     def statistics(self) -> Mapping[Tier, StoreStatistics]:
         """Occupancy of each tier now."""

@@ -7,6 +7,7 @@ size given to `reserve` is a segment of its own. Sources and targets are page-al
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import itertools
 import mmap
@@ -381,7 +382,7 @@ class BlockStoreContract(abc.ABC):
     def test_everything_released_leaves_room_for_the_largest_slots(self) -> None:
         store = self.make_store(units=2)
         handles: list[SlotHandle] = []
-        with pytest.raises(TierFullError):
+        with contextlib.suppress(TierFullError):
             while True:
                 handles += store.reserve([1])
         store.release(handles[::2])

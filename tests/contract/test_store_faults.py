@@ -1,22 +1,24 @@
-"""Fail the N-th move or call, for every N: its slab never becomes visible, and nothing leaks."""
+"""Fail the N-th move, fetch or call, for every N: its slab never becomes visible, and nothing leaks."""
 
 import pytest
 
-from h3kv.core.types import Move, SlotHandle
-from h3kv.testing.faulty_store import Call, FaultyStore, InjectedFaultError
+from h3kv.core.errors import SlabCorruptError
+from h3kv.core.types import Fetch, Move, SlotHandle
+from h3kv.testing.faulty_store import Call, FaultyStore, InjectedFaultError, ever_from
 
-from .block_store import LAYOUT, settle, slab
+from .block_store import LAYOUT, memory, payload, settle, slab
 from .test_block_store import device_store
 
 MOVES = 8
+SIZE_BYTES = LAYOUT.size_bytes(2)
 
 
 def submit_all(store: FaultyStore) -> list[SlotHandle]:
     """Eight slabs, alternately copied and published in place, in two batches."""
     handles = store.reserve([2] * MOVES)
-    payload = memoryview(b"\x11" * LAYOUT.size_bytes(2))
     moves = [
-        Move(slab(number), handle, payload if number % 2 else None) for number, handle in enumerate(handles, start=1)
+        Move(slab(number), handle, payload(number, SIZE_BYTES) if number % 2 else None)
+        for number, handle in enumerate(handles, start=1)
     ]
     store.submit(moves[:5])
     store.submit(moves[5:])
@@ -27,7 +29,7 @@ def submit_all(store: FaultyStore) -> list[SlotHandle]:
 def test_broken_move_never_becomes_visible_and_nothing_leaks(broken: int) -> None:
     store = FaultyStore(device_store(units=2), broken_moves=[broken])
     handles = submit_all(store)
-    ended = {completion.move.key: completion.error for completion in settle(store, moves=MOVES)}
+    ended = {completion.move.key: completion.error for completion in settle(store, MOVES)}
     assert len(ended) == MOVES
     assert {key for key, error in ended.items() if error is not None} == {slab(broken)}
     error = ended[slab(broken)]
@@ -46,19 +48,57 @@ def test_broken_move_never_becomes_visible_and_nothing_leaks(broken: int) -> Non
 def test_broken_move_can_be_tried_again(broken: int) -> None:
     store = FaultyStore(device_store(units=2), broken_moves=[broken])
     handles = submit_all(store)
-    settle(store, moves=MOVES)
+    settle(store, MOVES)
     store.submit([Move(slab(broken), handles[broken - 1], None)])
-    assert [completion.error for completion in settle(store, moves=1)] == [None]
+    assert [completion.error for completion in settle(store, 1)] == [None]
     assert store.lookup(slab(broken)) == handles[broken - 1]
     store.check_integrity()
 
 
-def test_every_move_broken_leaves_an_empty_store() -> None:
-    store = FaultyStore(device_store(units=2), broken_moves=range(1, MOVES + 1))
-    store.release(submit_all(store))
-    assert len(settle(store, moves=MOVES)) == MOVES
-    assert store.statistics().slabs_visible == 0
+@pytest.mark.parametrize("broken", range(1, MOVES + 1))
+def test_all_moves_from_one_on_stay_broken(broken: int) -> None:
+    store = FaultyStore(device_store(units=2), broken_moves=ever_from(broken))
+    handles = submit_all(store)
+    assert len(settle(store, MOVES)) == MOVES
+    assert store.statistics().slabs_visible == broken - 1
+    store.submit([Move(slab(MOVES), handles[-1], None)])
+    (again,) = settle(store, 1)
+    assert isinstance(again.error, InjectedFaultError)
+    store.release(handles)
     assert store.statistics().used_bytes == 0
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("broken", range(1, MOVES + 1))
+def test_broken_fetch_ends_with_an_error_and_leaves_its_target(broken: int) -> None:
+    store = FaultyStore(device_store(units=2), broken_fetches=[broken])
+    handles = submit_all(store)
+    settle(store, MOVES)
+    fetches = [Fetch(slab(n), handle, memory(SIZE_BYTES)) for n, handle in enumerate(handles, start=1)]
+    store.submit(fetches[:3])
+    store.submit(fetches[3:])
+    ended = {completion.move.key: completion.error for completion in settle(store, MOVES)}
+    assert {key for key, error in ended.items() if error is not None} == {slab(broken)}
+    assert isinstance(ended[slab(broken)], InjectedFaultError)
+    assert not any(fetches[broken - 1].target)
+    for number in range(1, MOVES + 1, 2):
+        assert number == broken or fetches[number - 1].target == payload(number, SIZE_BYTES)
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("corrupt", range(1, 4))
+def test_corrupt_fetch_says_so_and_the_slab_itself_is_whole(corrupt: int) -> None:
+    store = FaultyStore(device_store(units=1), corrupt_fetches=[corrupt])
+    (handle,) = store.reserve([2])
+    store.submit([Move(slab(1), handle, payload(1, SIZE_BYTES))])
+    settle(store, 1)
+    for number in range(1, 5):
+        target = memory(SIZE_BYTES)
+        store.submit([Fetch(slab(1), handle, target)])
+        (ended,) = settle(store, 1)
+        assert (target == payload(1, SIZE_BYTES)) == (number != corrupt)
+        assert isinstance(ended.error, SlabCorruptError) == (number == corrupt)
+    assert store.lookup(slab(1)) == handle
     store.check_integrity()
 
 
@@ -73,7 +113,7 @@ def use(store: FaultyStore, call: Call, number: int) -> None:
             store.address(handle)
         else:
             store.submit([Move(slab(number), handle, None)])
-            settle(store, moves=1)
+            settle(store, 1)
             assert store.lookup(slab(number)) == handle
     finally:
         store.release([handle])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.unit.hf.models import PAD, greedy, ids_of, model_of
+from tests.unit.hf.models import CACHE, PAD, greedy, ids_of, model_of
 from transformers import DynamicCache
 
 from h3kv.hf import H3Cache
@@ -81,19 +82,17 @@ def test_several_answers_to_one_prompt() -> None:
     ids = ids_of(40)
     with h3_cache("llama") as cache:
         torch.manual_seed(0)
-        answers = model_of("llama", "h3").generate(
-            ids, cache=cache, max_new_tokens=6, do_sample=True, num_return_sequences=3, pad_token_id=PAD
-        )
+        several = {"max_new_tokens": 6, "do_sample": True, "num_return_sequences": 3, "pad_token_id": PAD}
+        answers = model_of("llama", "h3").generate(ids, **{CACHE: cache}, **several)
         torch.manual_seed(0)
-        expected = model_of("llama", "sdpa").generate(
-            ids, max_new_tokens=6, do_sample=True, num_return_sequences=3, pad_token_id=PAD
-        )
+        expected = model_of("llama", "sdpa").generate(ids, **several)
         assert torch.equal(answers, expected)
 
 
 def test_the_older_name_of_the_argument_works_too() -> None:
     ids = ids_of(20)
     expected = greedy(model_of("llama", "sdpa"), ids, own_cache("llama"), tokens=5)
-    with h3_cache("llama") as cache, pytest.warns(FutureWarning, match="past_key_values"):
+    with h3_cache("llama") as cache, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`past_key_values` is deprecated", category=FutureWarning)
         answer = model_of("llama", "h3").generate(ids, past_key_values=cache, max_new_tokens=5, do_sample=False)
     assert torch.equal(answer, expected)

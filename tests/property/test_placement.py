@@ -29,7 +29,7 @@ from h3kv.policy.placement import (
 
 CAPACITY = {Tier.HOST: 48, Tier.NVME: 64}
 SIZES = st.sampled_from([1, 2, 4, 8, 16])
-COPIES_MAX = 2
+WRITES_MAX = 2
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Segment:
 class Placement(RuleBasedStateMachine):
     @initialize(has_nvme=st.booleans(), write_behind=st.booleans(), headroom=st.sampled_from([0, 5, 16]))
     def start(self, *, has_nvme: bool, write_behind: bool, headroom: int) -> None:
-        self.config = PlacementConfig(has_nvme, write_behind, COPIES_MAX, headroom)
+        self.config = PlacementConfig(has_nvme, write_behind, WRITES_MAX, headroom)
         self.state = self.replayed = PlacementState(self.config)
         self.tiers = [Tier.HOST, Tier.NVME] if has_nvme else [Tier.HOST]
         self.segments: dict[SegmentId, Segment] = {}
@@ -80,7 +80,8 @@ class Placement(RuleBasedStateMachine):
                     assert target in self.tiers
                     assert segment.blocks <= self.free(target), "a copy without room"
                     self.copies[command.segment] = command
-                    assert len(self.copies) <= COPIES_MAX
+                    writes = [copy for copy in self.copies.values() if copy.target is Tier.NVME]
+                    assert len(writes) <= WRITES_MAX
                 case Drop(tier=tier):
                     assert tier in segment.tiers
                     segment.tiers.remove(tier)

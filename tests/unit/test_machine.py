@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from h3kv.machine import detect
+from h3kv.machine import HugePages, detect, detect_huge_pages
 
 GIB = 1 << 30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000 kB\nMemAvailable:    8388608 kB\n"
@@ -120,3 +120,30 @@ def test_more_in_use_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
         },
     )
     assert detect(root, cpus=frozenset({0})).memory_available_bytes == 0
+
+
+def huge_pages(root: Path, *, shared: str, private: str, **counts: int) -> HugePages:
+    pool = "sys/kernel/mm/hugepages/hugepages-2048kB"
+    modes = "sys/kernel/mm/transparent_hugepage"
+    files = {f"{pool}/{name}_hugepages": f"{count}\n" for name, count in counts.items()}
+    return detect_huge_pages(lay_out(root, {f"{modes}/shmem_enabled": shared, f"{modes}/enabled": private, **files}))
+
+
+def test_huge_pages_count_what_is_free_and_not_promised_to_others(tmp_path: Path) -> None:
+    found = huge_pages(tmp_path, shared="never\n", private="never\n", free=10, resv=4, nr_overcommit=8, surplus=3)
+    assert found.free_pages == 11
+
+
+def test_transparent_huge_pages_follow_the_chosen_words(tmp_path: Path) -> None:
+    offers = {
+        ("always within_size advise [never] deny force", "always [madvise] never"): (False, True),
+        ("always within_size [advise] never deny force", "always madvise [never]"): (True, False),
+        ("[always] within_size advise never deny force", "[always] madvise never"): (True, True),
+    }
+    for (shared, private), expected in offers.items():
+        found = huge_pages(tmp_path, shared=shared, private=private)
+        assert (found.shared, found.private) == expected
+
+
+def test_kernel_without_huge_pages_offers_none(tmp_path: Path) -> None:
+    assert detect_huge_pages(tmp_path) == HugePages(free_pages=0, shared=False, private=False)

@@ -74,7 +74,7 @@ class Kernel {
 struct Fault {
   enum Effect : std::uint32_t {
     kFull,    // the request is refused `value` times before it is taken
-    kShort,   // at most `value` bytes are moved; 0 looks like the end of the file
+    kShort,   // at most `value` bytes are moved; 0 looks like the end of the file. Writes: as aligned as the file asks
     kError,   // nothing is moved; completes with errno `value`
     kTorn,    // half of the bytes are moved; completes with errno `value`
     kRepeat,  // completes twice

@@ -68,6 +68,18 @@ def decode(
         _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
 
 
+@app.command()
+def io(
+    json: JsonFile = None,
+    quick: Quick = False,
+    file: Annotated[Path | None, typer.Option(help="File or device to read, 4 GiB or more. It is only read.")] = None,
+    folder: Annotated[Path, typer.Option(help="Where a file is made and removed again, without --file.")] = Path(),
+) -> None:
+    """Random reads of 4 MiB, 64 KiB and 4 KiB, against fio with io_uring."""
+    with _measuring(json, None) as (results, console):
+        _io(results, console, quick=quick, file=file, folder=folder)
+
+
 @app.command("all")
 def everything(
     json: JsonFile = None,
@@ -77,17 +89,26 @@ def everything(
     threads: Threads = None,
     text: Text = None,
 ) -> None:
-    """Kernel, decode and prefill in one run and one JSON file."""
+    """Kernel, decode, prefill and I/O in one run and one JSON file."""
     with _measuring(json, threads) as (results, console):
         _kernel(results, console, quick=quick)
         _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
         _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
+        _io(results, console, quick=quick, file=None, folder=Path())
 
 
 def _kernel(results: Results, console: Console, *, quick: bool) -> None:
     from h3kv.bench.kernel import run
 
     run(results, repetitions=3 if quick else 11, progress=console.print)
+
+
+def _io(results: Results, console: Console, *, quick: bool, file: Path | None, folder: Path) -> None:
+    from h3kv.bench.io import Setting, run
+
+    size_bytes = (1 if quick else 8) << 29
+    repetitions, seconds = (3, 0.4) if quick else (7, 3.0)
+    run(results, Setting(file, folder, size_bytes, repetitions, seconds, console.print))
 
 
 def _prefill(results: Results, console: Console, *, quick: bool, model: str, peer_python: str | None) -> None:

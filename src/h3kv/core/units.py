@@ -7,6 +7,7 @@ is refused instead of rounded.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -29,7 +30,16 @@ NS_PER_S: Final = 1_000_000_000
 DURATION_UNITS: Final = {"h": 3_600 * 10**9, "min": 60 * 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 """Nanoseconds per unit, largest first."""
 
+TOKENS_UNIT: Final = "tokens"
+
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """A cap on KV given in tokens: the bytes that they take of a given model in bf16, whatever is kept of them."""
+
+    count: int
 
 
 def parse_size(text: str | int) -> int:
@@ -46,6 +56,23 @@ def parse_size(text: str | int) -> int:
     return _parse(text, SIZE_UNITS, rule)
 
 
+def parse_cap(text: str | int) -> int | TokenCount:
+    """A cap on KV: a size as `parse_size` reads it, or tokens, `"2048tokens"`.
+
+    Raises:
+        ValueError: neither; the message states the rule.
+    """
+    if isinstance(text, str) and text.strip().endswith(TOKENS_UNIT):
+        count = text.strip().removesuffix(TOKENS_UNIT).strip()
+        if not (count.isascii() and count.isdecimal()):
+            raise ValueError("a cap in tokens is a whole number of them, such as 2048tokens")
+        return TokenCount(int(count))
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a number of tokens, such as 2048tokens") from error
+
+
 def parse_duration(text: str) -> int:
     """Nanoseconds that `text` stands for: `"250ms"`, `"1.5 s"`, `"2h"`.
 
@@ -59,6 +86,11 @@ def parse_duration(text: str) -> int:
 def format_size(size_bytes: int) -> str:
     """Shortest exact text that `parse_size` reads back, in binary units: `"4GiB"`, `"1000B"`."""
     return _format(size_bytes, {name: size for name, size in SIZE_UNITS.items() if name == "B" or "i" in name})
+
+
+def format_cap(cap: int | TokenCount) -> str:
+    """Text that `parse_cap` reads back: `"4GiB"`, `"2048tokens"`."""
+    return f"{cap.count}{TOKENS_UNIT}" if isinstance(cap, TokenCount) else format_size(cap)
 
 
 def format_duration(duration_ns: int) -> str:

@@ -103,7 +103,7 @@ class Placer:
                 if self._table.free_blocks() > before:
                     return True
                 left_ns = deadline_ns - self._clock.now_ns()
-                if self._cold is None or not self._copies or left_ns <= 0:
+                if self._cold is None or not self.is_moving or left_ns <= 0:
                     return False
                 self._cold.wait(left_ns)
                 self.poll_cold()

@@ -25,7 +25,7 @@ from h3kv.engine.stream import Readable, SlabStream
 from h3kv.engine.window import ArenaStore, Window, WindowConfig
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
-from h3kv.policy.window import DevicePlan, plan_device
+from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan_device
 from h3kv.tiers.host import HostStore
 
 SETTLE_NS = 30 * NS_PER_S
@@ -113,7 +113,8 @@ class KvPool:
             cold=cold,
             apart_blocks=sum(slot.blocks for slot in self._staging),
         )
-        config = PlacementConfig(has_nvme=cold is not None)
+        headroom = 0 if cold is None else SEGMENT_BLOCKS_MAX
+        config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
         self._parts = KvParts(self.segments, page_kernels, self.stream, is_eager=cold is None)
@@ -128,18 +129,15 @@ class KvPool:
         """
         if self._cold is None:
             return None
-        staging_blocks = -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
-        home_blocks = self._home.statistics().capacity_bytes // self.layout.block_bytes
-        return max(home_blocks - staging_blocks - SEGMENT_BLOCKS_MAX, 0) * BLOCK_TOKENS
+        return max(self._home_blocks() - SEGMENT_BLOCKS_MAX, 1) * BLOCK_TOKENS
 
     @property
     def capacity_blocks(self) -> int:
         """Blocks of one sequence that all tiers hold together."""
-        stores = [self._home, *([] if self._cold is None else [self._cold])]
-        capacity = sum(store.statistics().capacity_bytes // self.layout.block_bytes for store in stores)
-        if self._cold is not None:
-            capacity -= SEGMENT_BLOCKS_MAX + -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
-        return capacity
+        if self._cold is None:
+            return self._home_blocks()
+        cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
+        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.
@@ -226,10 +224,11 @@ class KvPool:
 
     def _commit(self, blocks: int) -> None:
         """Count a sequence in, so that all that run can reach their longest."""
-        if self._running >= self.device_plan.sequences:
+        limit = self._sequences_max()
+        if limit is not None and self._running >= limit:
             raise TierFullError(
-                f"the device tier has room for the windows of {self.device_plan.sequences} running sequences: wait for "
-                "one to end, or raise device.kv_bytes",
+                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to end, "
+                "or raise device.kv_bytes and host.kv_bytes",
                 tier=Tier.DEVICE,
                 needed_bytes=self.layout.block_bytes,
                 free_bytes=0,
@@ -253,9 +252,21 @@ class KvPool:
     def _plan_device(self) -> DevicePlan:
         tiering = self._tiering
         if self._device is None:
-            return DevicePlan(sequences=1 << 30, chunk_blocks=tiering.chunk_tokens // BLOCK_TOKENS)
+            return DevicePlan(sequences=SEQUENCES_MAX, chunk_blocks=CHUNK_BLOCKS_MAX)
         capacity = self._device.statistics().capacity_bytes // self.layout.block_bytes
         return plan_device(capacity, tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS)
+
+    def _sequences_max(self) -> int | None:
+        """Sequences that may run at a time: each has a window on the device and an open segment in HOST. None: any."""
+        if self._device is None:
+            return None
+        open_segments = self._home_blocks() // SEGMENT_BLOCKS_MAX
+        return self.device_plan.sequences if self._cold is None else min(self.device_plan.sequences, open_segments)
+
+    def _home_blocks(self) -> int:
+        """Blocks of the home over all layers, but for staging."""
+        staging_blocks = -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
+        return self._home.statistics().capacity_bytes // self.layout.block_bytes - staging_blocks
 
     def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
         slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,6 +51,7 @@ class TierStores:
         *,
         host: HostStore | None,
         cold: ColdStore | None,
+        io: IoEngine | None,
         tiering: TieringConfig | None,
         closing: contextlib.ExitStack,
     ) -> None:
@@ -57,6 +59,7 @@ class TierStores:
         self.device = device
         self.host = host
         self.cold = cold
+        self.io = io
         self._tiering = tiering
         self._closing = closing
 
@@ -82,14 +85,15 @@ class TierStores:
             stack.callback(on_device.close)
             host: HostStore | None = None
             cold: ColdStore | None = None
+            io: IoEngine | None = None
             if tiers is not None:
                 host = HostStore(layout.slab, tiers.host)
                 stack.callback(host.close)
                 if tiers.cold is not None:
-                    cold = _open_cold(tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry)
+                    cold, io = _open_cold(tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry)
                     stack.callback(cold.close)
             tiering = None if tiers is None else tiers.tiering
-            return cls(layout, on_device, host=host, cold=cold, tiering=tiering, closing=stack.pop_all())
+            return cls(layout, on_device, host=host, cold=cold, io=io, tiering=tiering, closing=stack.pop_all())
 
     def open_pool(
         self, *, page_kernels: PageKernels, directory: Directory, telemetry: Telemetry, clock: Clock
@@ -118,12 +122,15 @@ class TierStores:
 
 def _open_cold(
     place: ColdPlace, layout: CacheLayout, host: HostStore, *, fingerprint: bytes, telemetry: Telemetry
-) -> ColdStore:
-    return ColdStore.open(
-        place.path,
-        layout,
-        fingerprint=fingerprint,
-        config=place.config,
-        telemetry=telemetry,
-        engine=lambda files: IoEngine.open(files, depth=IO_DEPTH, buffers=host.buffers, backend=place.backend),
+) -> tuple[ColdStore, IoEngine]:
+    """The store, and the engine that reads and writes it."""
+    engines: list[IoEngine] = []
+
+    def make_engine(files: Sequence[int]) -> IoEngine:
+        engines.append(IoEngine.open(files, depth=IO_DEPTH, buffers=host.buffers, backend=place.backend))
+        return engines[-1]
+
+    cold = ColdStore.open(
+        place.path, layout, fingerprint=fingerprint, config=place.config, telemetry=telemetry, engine=make_engine
     )
+    return cold, engines[-1]

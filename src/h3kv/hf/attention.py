@@ -51,20 +51,14 @@ def mask_forward(**arguments: Any) -> Tensor | None:
 
 
 def attention_forward(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **arguments: Any,
+    module: torch.nn.Module, query: Tensor, *states: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
     """Attention over everything that an `H3Cache` holds, [B, T, H, D] contiguous; no weights.
 
     Args:
         module: the attention layer.
         query: [B, H, T, D], of the chunk.
-        key, value: what `H3Cache.update` gave.
-        attention_mask: what `mask_forward` gave.
+        states: what `H3Cache.update` gave, twice, for keys and values, then what `mask_forward` gave.
         arguments: `scaling`, and whatever else the model passes; what would change the result is refused by name.
 
     Raises:
@@ -72,6 +66,7 @@ def attention_forward(
         RequestError: something is asked for that this attention does not do.
         ShapeError, TierFullError: as `h3_attention.attend`.
     """
+    key, value, attention_mask = states
     if not isinstance(key, ChunkStates) or key is not value:
         raise ConfigError(
             'the attention implementation "h3" needs an H3Cache: pass '

@@ -194,8 +194,8 @@ class _Draft:
                 self._drop(replace(each, held_back=each.held_back | {Tier.HOST}), Tier.HOST, "room")
         coming = sum(self.segments[copy.segment].blocks for copy in self.copies.values() if copy.source is Tier.HOST)
         coming += self._plan_pressure(self._missing(Tier.HOST, need) - coming)
-        # Whatever copy is under way, its end may give room or let another one start.
-        if not self.copies:
+        # The end of a write that is under way gives room, or lets another one start.
+        if self._writes() == 0:
             self._give_up(self._missing(Tier.HOST, need))
         if self._missing(Tier.HOST, need) <= 0:
             self.needs.pop(Tier.HOST, None)
@@ -218,7 +218,7 @@ class _Draft:
         victims: list[PlacedSegment] = []
         kept: dict[SegmentId, None] = {}
         for each in self._eviction_order():
-            if missing > 0 and each.segment in self.unwritten and True:
+            if missing > 0 and each.segment in self.unwritten and each.segment not in kept:
                 victims.append(each)
                 missing -= each.blocks
             elif each.parent is not None:
@@ -282,7 +282,7 @@ class _Draft:
             return
         for segment in list(self.unwritten):
             each = self.segments[segment]
-            if len(self.copies) >= self.config.copies_in_flight_max:
+            if self._writes() >= self.config.copies_in_flight_max:
                 return
             if segment in self.copies or Tier.NVME in each.held_back:
                 continue
@@ -293,7 +293,7 @@ class _Draft:
         """Start a copy unless a bound forbids it."""
         is_allowed = (
             (self.config.has_nvme or target is not Tier.NVME)
-            and len(self.copies) < self.config.copies_in_flight_max
+            and (target is Tier.HOST or self._writes() < self.config.copies_in_flight_max)
             and each.segment not in self.copies
             and target not in each.held_back
         )
@@ -309,6 +309,10 @@ class _Draft:
         self.plan.append(self.copies[each.segment])
         self._change_free(target, -each.blocks)
         return True
+
+    def _writes(self) -> int:
+        """How many copies to NVME are under way."""
+        return sum(copy.target is Tier.NVME for copy in self.copies.values())
 
     def _drop(self, each: PlacedSegment, tier: Tier, reason: str) -> None:
         self.plan.append(Drop(each.segment, tier, reason))

@@ -140,7 +140,7 @@ class PlacementConfig:
     write_behind: bool = True
     """Whether sealed segments are written to the cold store before their room is needed."""
     copies_in_flight_max: int = 2
-    """Copies under way at a time, in all directions together."""
+    """Copies to NVME under way at a time. What comes back is bounded by the room for it alone: a sequence waits."""
     host_free_blocks_min: int = 0
     """Headroom: blocks that are kept free in HOST as far as dropping what nobody uses allows."""
 

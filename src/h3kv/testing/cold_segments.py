@@ -74,7 +74,7 @@ def number_of(label: SegmentLabel) -> int:
 
 
 def payload(number: int, layer: int, size_bytes: int) -> memoryview:
-    """The bytes of a slab, in memory that direct I/O takes: every 16 of them say which slab it is and where they lie."""
+    """The bytes of a slab, in memory that direct I/O takes: all 16 bytes say which slab it is and where they lie."""
     memory = memoryview(mmap.mmap(-1, size_bytes))
     words = np.frombuffer(memory, dtype=[("number", "<u8"), ("layer", "<u2"), ("page", "<u2"), ("at", "<u4")])
     words["number"], words["layer"] = number, layer

@@ -19,7 +19,7 @@ from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
-from h3kv.core.ports import AddressableStore
+from h3kv.core.ports import AddressableStore, Clock
 from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
@@ -119,7 +119,7 @@ class Rig:
     directory: MemoryDirectory
     store: AddressableStore
     telemetry: Recorder
-    clock: ManualClock
+    clock: Clock
 
     @property
     def segments(self) -> SegmentTable:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +35,12 @@ OP_DTYPE: Final = np.dtype(
         ("deadline_ms", "<u4"),
     ]
 )
-"""One op, the same 56 bytes as `h3::io::Op`. `tag` comes back with the result. `offset` is the place in the file, `size`
-the bytes to move, both as aligned as the file asks for. `crcs` is 0 or the address of u32[size / page_bytes]: a read is
-compared with them, a write fills them in before it starts. `deadline_ms` 0 is the engine's own; it counts from `submit`."""
+"""One op, the same 56 bytes as `h3::io::Op`.
+
+`tag` comes back with the result. `offset` is the place in the file, `size` the bytes to move, both as aligned as the
+file asks for. `crcs` is 0 or the address of u32[size / page_bytes]: a read is compared with them, a write fills them in
+before it starts. `deadline_ms` counts from `submit`; 0 is the engine's own.
+"""
 
 RESULT_DTYPE: Final = np.dtype(
     [
@@ -107,7 +109,7 @@ class IoStatistics:
 
 
 class IoEngine:
-    """Reads, writes and flushes on a thread of its own that never runs Python: io_uring, or threads where it is refused.
+    """Reads, writes and flushes on a thread of its own that never runs Python: io_uring, else threads.
 
     The memory of an op, its checksums included, belongs to the engine from `submit` until its result was polled or
     `close` has returned. Files stay the caller's, who closes them after the engine. Any thread may call any method.
@@ -263,12 +265,14 @@ def read_bandwidth(
     seconds: float = 1.0,
     io_bytes: int = 4 << 20,
 ) -> float:
-    """Bytes per second of random reads, as many at a time as the engine's depth or the buffer allows.
+    """Bytes per second of random reads, as many at a time as the engine's depth and the buffer allow.
+
+    With a buffer for twice the depth or more, the caller's turns hide behind the reads in flight.
 
     Args:
-        engine: nothing else may be in flight.
+        engine: nothing else is in flight.
         file: index of the file in the engine.
-        size_bytes: of the file; reads lie at multiples of `io_bytes` below it.
+        size_bytes: of the file; reads lie at multiples of `io_bytes` in it.
         buffer: (address, bytes) of memory that is overwritten: room for at least one read.
         seconds: how long to read.
         io_bytes: of one read.
@@ -278,28 +282,32 @@ def read_bandwidth(
     """
     places, rooms = size_bytes // io_bytes, buffer[1] // io_bytes
     assert places > 0 and rooms > 0 and io_bytes % DIRECT_IO_BYTES == 0
-    chance = random.Random(places)
+    chance = np.random.default_rng(places)
     ops_N = np.zeros(rooms, dtype=OP_DTYPE)
-    ops_N["address"] = buffer[0] + np.arange(rooms, dtype=np.uint64) * np.uint64(io_bytes)
-    ops_N["size"], ops_N["file"], ops_N["kind"] = io_bytes, file, READ
     ops_N["tag"] = np.arange(rooms)
+    ops_N["address"] = buffer[0] + ops_N["tag"] * np.uint64(io_bytes)
+    ops_N["size"], ops_N["file"], ops_N["kind"] = io_bytes, file, READ
 
     def start(rooms_N: NDArray[np.uint64]) -> None:
         batch_N = ops_N[rooms_N]
-        batch_N["offset"] = [chance.randrange(places) * io_bytes for _ in range(rooms_N.size)]
+        batch_N["offset"] = chance.integers(0, places, rooms_N.size, dtype=np.uint64) * np.uint64(io_bytes)
         engine.submit(batch_N)
 
-    begin_ns = time.perf_counter_ns()
-    start(ops_N["tag"])
-    done = 0
-    while (now_ns := time.perf_counter_ns()) - begin_ns < seconds * NS_PER_S:
-        engine.wait(NS_PER_S)
+    def finished() -> NDArray[np.void]:
         results_N = engine.poll()
         failed_N = results_N[results_N["status"] != OK]
         if failed_N.size:
             raise TierBrokenError(f"measuring the read bandwidth: {describe(failed_N[0])}", tier=Tier.NVME)
+        return results_N
+
+    begin_ns = time.perf_counter_ns()
+    start(ops_N["tag"])
+    done = 0
+    while time.perf_counter_ns() - begin_ns < seconds * NS_PER_S:
+        engine.wait(NS_PER_S, results=max(1, rooms // 4))
+        results_N = finished()
         done += results_N.size
         start(results_N["tag"])
     engine.wait(DEADLINE_MS * NS_PER_MS, results=rooms)
-    engine.poll()
-    return done * io_bytes * NS_PER_S / (now_ns - begin_ns)
+    done += finished().size
+    return done * io_bytes * NS_PER_S / (time.perf_counter_ns() - begin_ns)

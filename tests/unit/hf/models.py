@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ import h3kv.hf  # noqa: F401  (registers the attention)
 
 VOCABULARY = 97
 PAD = 0
+
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+"""What this version of transformers calls the argument; newer ones accept the older name with a warning."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -54,9 +58,9 @@ def greedy(model: Any, ids: Tensor, cache: Any, *, tokens: int, **arguments: Any
     answer: Tensor = model.generate(
         ids,
         attention_mask=((ids != PAD).cumsum(-1) > 0).long(),
-        cache=cache,
         max_new_tokens=tokens,
         do_sample=False,
+        **{CACHE: cache},
         **arguments,
     )
     return answer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.hf.models import SIZES, greedy, ids_of, model_of
+from tests.unit.hf.models import CACHE, SIZES, greedy, ids_of, model_of
 from torch import Tensor
 from transformers import (
     DynamicCache,
@@ -47,7 +47,7 @@ def cache(model: Any) -> Iterator[H3Cache]:
 
 @torch.inference_mode()
 def logits_of(model: Any, cache: Any, ids: Tensor, mask: Tensor | None = None, **arguments: Any) -> Tensor:
-    logits: Tensor = model(ids, cache=cache, attention_mask=mask, **arguments).logits
+    logits: Tensor = model(ids, attention_mask=mask, **{CACHE: cache}, **arguments).logits
     return logits
 
 
@@ -232,7 +232,7 @@ def test_masks_that_do_not_fit_are_refused(model: Any, cache: H3Cache) -> None:
 
 def test_training_is_refused(model: Any, cache: H3Cache) -> None:
     with pytest.raises(RequestError, match="no_grad"):
-        model(ids_of(9), cache=cache)
+        model(ids_of(9), **{CACHE: cache})
     assert cache.get_seq_length() == 0
 
 

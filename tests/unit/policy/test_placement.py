@@ -265,18 +265,26 @@ def test_segment_that_made_room_on_nvme_is_not_written_again_before_it_is_used()
     assert world.tell(touched(1)) == (dropped(2, NVME), written(1))
 
 
+def test_segment_in_flight_and_all_before_it_stay_on_nvme() -> None:
+    world = World(host=16, nvme=48)
+    world.seal(1, tiers=[NVME])
+    world.seal(2, parent=1, tiers=[NVME])
+    assert world.tell(pinned(2)) == (Copy(SegmentId(2), NVME, HOST, "reuse"),)
+    assert world.tell(SegmentUnpinned(SegmentId(2)), RoomNeeded(NVME, 32)) == ()
+    assert world.tell(placed(2, HOST)) == (dropped(2, NVME),)
+
+
 # Reuse
 
 
-def test_pinned_segments_come_back_into_free_room_two_at_a_time() -> None:
+def test_pinned_segments_come_back_as_far_as_room_beyond_the_headroom_is_free() -> None:
     world = World(host=40, headroom=8)
-    for segment in (1, 2, 3):
+    for segment in (1, 2, 3, 4, 5):
         world.seal(segment, 8, tiers=[NVME])
-    back = [Copy(SegmentId(segment), NVME, HOST, "reuse") for segment in (1, 2, 3)]
-    assert world.tell(pinned(1), pinned(2), pinned(3)) == tuple(back[:2])
-    assert world.tell(placed(1, HOST)) == (back[2],)
-    assert world.tell(placed(2, HOST), placed(3, HOST)) == ()
-    assert world.free(HOST) == 16
+    back = tuple(Copy(SegmentId(segment), NVME, HOST, "reuse") for segment in (3, 1, 2, 5))
+    assert world.tell(*(pinned(segment) for segment in (3, 1, 2, 5, 4))) == back
+    assert world.free(HOST) == 8
+    assert world.tell(*(placed(segment, HOST) for segment in (1, 2, 3, 5))) == ()
 
 
 def test_pinned_segment_never_displaces_another_one() -> None:

@@ -1,19 +1,19 @@
 """How segments get onto the disk: data, flush, headers, flush, and only then a completion.
 
-    batch    claims, old headers undone        data of all segments       headers           done
-             --------------------------------> -------------------------> ----------------> ----
-                      flush (if needed)                 flush                  flush
+    old headers undone,     areas claimed        data of all segments     headers          done
+    new areas blanked
+    ----------------------> -------------------> -----------------------> ---------------> ----
+        flush (if needed)     flush (if any)             flush                 flush
 
 One batch at a time; what is submitted meanwhile shares the flushes of the next one. Giving an extent back undoes its
-header on the disk. That goes along with the next batch's data, unless this batch writes where such an extent lay, or
-into an area that was another model's: then it is flushed first. So at any moment the disk holds, for each header that
-can be read, the data that it tells of.
+header on the disk. That goes along with the next batch's data, unless this batch writes where such an extent lay: then
+it is flushed first. So at any moment the disk holds, for each header that can be read, the data that it tells of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from h3kv.core.errors import TierBrokenError
@@ -29,6 +29,9 @@ from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
 from h3kv.tiers.io import FLUSH, WRITE
 
+_BLANK_BYTES: Final = 1 << 20
+"""Of one write of zeros."""
+
 _STEP_NS: Final = 100_000_000
 """How long one look at the device takes at most. The engine's own deadline bounds the whole."""
 
@@ -41,11 +44,8 @@ class _Batch:
     extents: list[Extent]
     undone: list[tuple[int, int]]
     """First block and class of the extents whose headers go."""
-    ended: bool = False
     failure: Outcome | None = None
     open_requests: int = 0
-    written_bytes: int = 0
-    claims: list[Request] = field(default_factory=list)
 
 
 class Commits:
@@ -91,8 +91,12 @@ class Commits:
         """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
         if extent.is_on_disk:
             extent.is_on_disk = False
-            self._undo.append((extent.block, extent.blocks))
+            self.undo_block(extent.block, extent.blocks)
             self._undo_is_urgent |= urgent
+
+    def undo_block(self, block: int, blocks: int) -> None:
+        """Have the header at a block taken from the disk with the next batch; data of so many blocks belongs to it."""
+        self._undo.append((block, blocks))
 
     def finish_undoing(self) -> None:
         """Take off the disk what waits for that, and wait for it. Does nothing while segments are being written."""
@@ -168,10 +172,13 @@ class Commits:
     def _run(self, batch: _Batch) -> Generator[list[Request], None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
         first = [self._undo_write(block) for block, _ in batch.undone]
-        claims = [self._claim_write(area) for area in self._room.claimed]
-        self._room.claimed.clear()
-        if claims or _overlap(batch.extents, batch.undone):
-            yield first + claims
+        claimed = self._room.take_claims()
+        if claimed or _overlap(batch.extents, batch.undone):
+            yield first + [request for area in claimed for request in self._blank_writes(area)]
+            yield [Request(kind=FLUSH)]
+            first = [self._claim_write(area) for area in claimed]
+        if claimed:
+            yield first
             yield [Request(kind=FLUSH)]
             first = []
         wanted = [extent for extent in batch.extents if extent.owned_layers]
@@ -235,6 +242,21 @@ class Commits:
     def _header_offset(self, block: int) -> int:
         area, block = divmod(block, self._geometry.blocks)
         return self._volume.geometry.area_offset(area) + self._geometry.header_offset(block)
+
+    def _blank_writes(self, area: int) -> list[Request]:
+        """Zeros over an area's header table: what its owner before left there is gone before the area is ours."""
+        start, table_bytes = self._volume.geometry.area_offset(area), self._geometry.table_bytes
+        zeros = aligned_memory(min(_BLANK_BYTES, table_bytes))
+        return [
+            Request(
+                kind=WRITE,
+                offset=start + at,
+                address=address_of(zeros),
+                size=min(_BLANK_BYTES, table_bytes - at),
+                keep=zeros,
+            )
+            for at in range(0, table_bytes, _BLANK_BYTES)
+        ]
 
     def _claim_write(self, area: int) -> Request:
         self._generation += 1

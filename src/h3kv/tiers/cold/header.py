@@ -83,6 +83,16 @@ def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
     return bytes(packed)
 
 
+def is_whole(packed: bytes) -> bool:
+    """Whether a header of any model starts here, with all of its bytes as they were written."""
+    if len(packed) < EXTENT_FIXED_BYTES or not packed.startswith(EXTENT_MAGIC):
+        return False
+    _, version, size, crc = _FIXED.unpack_from(packed)[:4]
+    if version != FORMAT_VERSION or not EXTENT_FIXED_BYTES <= size <= len(packed):
+        return False
+    return crc32c(packed[:_CRC_OFFSET] + bytes(4) + packed[_CRC_OFFSET + 4 : size]) == int(crc)
+
+
 def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
     """The header at the start of `packed`; None where there is none, or one that is damaged or of another layout.
 
@@ -90,17 +100,15 @@ def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
         packed: the header slots of the table from the extent's first one on; more than its own do no harm.
         geometry: of the area that it was read from.
     """
-    if len(packed) < EXTENT_FIXED_BYTES or not packed.startswith(EXTENT_MAGIC):
+    if not is_whole(packed):
         return None
-    _, version, size, crc, room, fingerprint, generation, parent, *rest = _FIXED.unpack_from(packed)
+    _, _, size, _, room, fingerprint, generation, parent, *rest = _FIXED.unpack_from(packed)
     encoding, layout_version, keys, pages, layers, kv_heads, page_bytes = rest
-    if version != FORMAT_VERSION or room not in EXTENT_CLASSES_BLOCKS or size != room * geometry.header_bytes:
+    if (encoding, layout_version, layers, kv_heads, page_bytes) != geometry.mark:
         return None
-    if (encoding, layout_version, layers, kv_heads, page_bytes) != geometry.mark or size > len(packed):
+    if room not in EXTENT_CLASSES_BLOCKS or size != room * geometry.header_bytes:
         return None
     if keys > room or pages > room * kv_heads:
-        return None
-    if crc32c(packed[:_CRC_OFFSET] + bytes(4) + packed[_CRC_OFFSET + 4 : size]) != crc:
         return None
     names = tuple(
         BlockKey(packed[at : at + KEY_BYTES]) for at in range(_FIXED.size, _FIXED.size + keys * KEY_BYTES, KEY_BYTES)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.tiers.cold.geometry import AreaGeometry, LayoutMark
-from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, unpack_header
+from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, is_whole, unpack_header
 from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
 
@@ -27,21 +28,44 @@ def belongs(entry: AreaEntry | None, fingerprint: bytes, mark: LayoutMark) -> bo
     return entry is not None and entry.fingerprint == fingerprint and entry.mark == mark
 
 
-def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> list[FoundExtent]:
-    """The extents of an area that its owner's process would find again, oldest first. None overlap.
+@dataclass(frozen=True, slots=True)
+class AreaScan:
+    """The header table of one area."""
 
-    Headers from before the area was claimed were another model's neighbours, or ours before that one took it.
+    kept: list[FoundExtent]
+    """What its owner finds again, oldest first. None overlap."""
+    stale: list[FoundExtent]
+    """Whole headers that mean nothing: of segments without a name, or from before the area was claimed."""
+    damaged: list[int]
+    """Blocks whose header slot begins like a header that is not whole."""
+
+
+def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
+    """Read the headers of an area that has an owner.
+
+    Raises:
+        StoreError: reading failed.
     """
     entry = volume.areas[area]
     assert entry is not None and entry.mark == geometry.mark
-    found = [
-        extent
-        for extent in _headers(volume, area, geometry)
-        if extent.header.label is not None
-        and extent.header.fingerprint == entry.fingerprint
-        and extent.header.generation >= entry.claimed
-    ]
-    return without_overlaps(found)
+    found: list[FoundExtent] = []
+    damaged: list[int] = []
+    for block, packed in _marked_slots(volume, area, geometry):
+        header = unpack_header(packed, geometry)
+        if header is not None and block % header.room_blocks == 0:
+            found.append(FoundExtent(block, header))
+        elif header is None and not is_whole(packed):
+            damaged.append(block)
+    kept = without_overlaps(extent for extent in found if _is_kept(extent.header, entry))
+    return AreaScan(kept, [extent for extent in found if extent not in kept], damaged)
+
+
+def _is_kept(header: ExtentHeader, entry: AreaEntry) -> bool:
+    """Whether a header outlives the process that wrote it.
+
+    One from before the area was claimed is another model's, or this one's from before that one took it.
+    """
+    return header.label is not None and header.fingerprint == entry.fingerprint and header.generation >= entry.claimed
 
 
 def without_overlaps(found: Iterable[FoundExtent]) -> list[FoundExtent]:
@@ -56,13 +80,11 @@ def without_overlaps(found: Iterable[FoundExtent]) -> list[FoundExtent]:
     return kept[::-1]
 
 
-def _headers(volume: Volume, area: int, geometry: AreaGeometry) -> Iterator[FoundExtent]:
-    """Every valid header of an area, in order."""
+def _marked_slots(volume: Volume, area: int, geometry: AreaGeometry) -> Iterator[tuple[int, bytes]]:
+    """The header slots that begin like a header: block, and the table's bytes from there on."""
     table = b"".join(volume.read_all(volume.geometry.area_offset(area), geometry.table_bytes))
     slots = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
     magic = np.frombuffer(EXTENT_MAGIC, dtype=np.uint8)
     for block in np.flatnonzero((slots[:, : magic.size] == magic).all(axis=1)).tolist():
         start = block * geometry.header_bytes
-        header = unpack_header(table[start : start + 16 * geometry.header_bytes], geometry)
-        if header is not None and block % header.room_blocks == 0:
-            yield FoundExtent(block, header)
+        yield block, table[start : start + SEGMENT_BLOCKS_MAX * geometry.header_bytes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,13 +110,14 @@ class Requests:
         self._engine.wait(timeout_ns)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Start requests and wait for all of them. Outcomes come in the order in which the requests ended."""
-        outcomes: list[Outcome] = []
-        self.submit(requests, outcomes.append)
+        """Start requests and wait for all of them. Outcomes come in the order of the requests."""
+        outcomes: dict[int, Outcome] = {}
+        for index, request in enumerate(requests):
+            self.submit([request], functools.partial(outcomes.__setitem__, index))
         while len(outcomes) < len(requests):
             self.wait(_WAIT_NS)
             self.poll()
-        return outcomes
+        return [outcomes[index] for index in range(len(requests))]
 
     def close(self) -> None:
         """End everything in flight; no memory is touched after that."""

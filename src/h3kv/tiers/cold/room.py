@@ -27,8 +27,7 @@ class Room:
         self._geometry = geometry
         self._areas = list(areas)
         self._buddies = {area: BuddyAllocator(geometry.units) for area in ours}
-        self.claimed: list[int] = []
-        """Areas taken since the owner of this list last emptied it: the volume does not say so yet."""
+        self._claimed: list[int] = []
 
     @property
     def capacity_blocks(self) -> int:
@@ -56,6 +55,11 @@ class Room:
         for block in blocks:
             area, offset = divmod(block, self._geometry.blocks)
             self._buddies[area].release(offset)
+
+    def take_claims(self) -> list[int]:
+        """Areas taken since the last call: the disk does not say so yet."""
+        claimed, self._claimed = self._claimed, []
+        return claimed
 
     def restore(self, area: int, extents: Iterable[tuple[int, int]]) -> None:
         """Take exactly these extents of an area of which nothing was taken yet.
@@ -104,5 +108,5 @@ class Room:
         entries = self._areas
         area = min(others, key=lambda area: (0 if (entry := entries[area]) is None else 1 + entry.used, area))
         self._buddies[area] = BuddyAllocator(self._geometry.units)
-        self.claimed.append(area)
+        self._claimed.append(area)
         return area

@@ -98,10 +98,10 @@ class ColdStore:
         self._in_flight: set[SlabKey] = set()
         self._ended: list[Completion] = []
         self._written: list[tuple[Extent, TierBrokenError | None]] = []
-        self._kept = self._recover(ours)
         self._moves_total = 0
         self._bytes_moved_total = 0
         self._is_closed = False
+        self._kept = self._recover(ours)
         telemetry.gauge(names.IO_BACKEND, 1, tier=self.tier, backend=volume.requests.backend)
         telemetry.gauge(names.STORE_DEGRADED, 0, tier=self.tier)
 
@@ -295,9 +295,13 @@ class ColdStore:
         """Take the room of what earlier processes kept, oldest first. Of two copies of a segment the newer stays."""
         found = []
         for area in ours:
-            extents = scan_area(self._volume, area, self._geometry)
-            self._room.restore(area, [(extent.block, extent.header.room_blocks) for extent in extents])
-            found += [(area * self._geometry.blocks + extent.block, extent.header) for extent in extents]
+            scan, first = scan_area(self._volume, area, self._geometry), area * self._geometry.blocks
+            self._room.restore(area, [(extent.block, extent.header.room_blocks) for extent in scan.kept])
+            found += [(first + extent.block, extent.header) for extent in scan.kept]
+            for block in [*scan.damaged, *(extent.block for extent in scan.stale)]:
+                self._commits.undo_block(first + block, 1)
+            if scan.damaged:
+                self._telemetry.count(names.CORRUPT_SLABS, len(scan.damaged), tier=self.tier)
         newest: dict[tuple[bytes, ...], Extent] = {}
         for block, header in sorted(found, key=lambda pair: pair[1].generation):
             extent = self._extents.open(block, header.room_blocks)

@@ -1,0 +1,92 @@
+"""A small decoder in plain PyTorch reads a long prompt and goes on.
+
+Run: python before.py, and python after.py FOLDER, which keeps what main memory may not hold in that folder. Weights and
+prompt are random, from a seed: what counts is that both answer the same.
+"""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+LAYERS, HEADS, HEAD_DIM, VOCABULARY = 2, 4, 32, 256
+PROMPT_TOKENS, CHUNK_TOKENS, NEW_TOKENS = 1500, 128, 24
+SIZE = HEADS * HEAD_DIM
+
+
+def rotate(x: Tensor, past: int) -> Tensor:
+    """Rotary position embedding of [batch, heads, tokens, head dim], whose first token has position `past`."""
+    frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angles = torch.arange(past, past + x.shape[2])[:, None] * frequencies
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()], dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal attention of new tokens to themselves and to all before."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.qkv = nn.Linear(SIZE, 3 * SIZE, bias=False)
+        self.output = nn.Linear(SIZE, SIZE, bias=False)
+        nn.init.normal_(self.qkv.weight, std=0.2)
+
+    def forward(self, x: Tensor, cache: Tensor, past: int) -> Tensor:
+        """New hidden states, [batch, tokens, size]."""
+        batch, tokens, _ = x.shape
+        total = past + tokens
+        q, k, v = self.qkv(x).view(batch, tokens, 3, HEADS, HEAD_DIM).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, past), rotate(k, past)
+        keys, values = cache[self.index, :, :, :, :total]
+        keys[:, :, past:], values[:, :, past:] = k, v
+        attn_weights = torch.matmul(q, keys.transpose(-2, -1))
+        mask = torch.full((tokens, total), -torch.inf).triu(past + 1)
+        attn_weights = (attn_weights * HEAD_DIM**-0.5 + mask).softmax(dim=-1)
+        out = torch.matmul(attn_weights, values)
+        return self.output(out.transpose(1, 2).reshape(batch, tokens, SIZE))
+
+
+class Decoder(nn.Module):
+    """Embedding, attention and feed-forward layers, logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, SIZE)
+        self.attention = nn.ModuleList(Attention(index) for index in range(LAYERS))
+        self.feed_forward = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, 2 * SIZE), nn.GELU(), nn.Linear(2 * SIZE, SIZE))
+            for _ in range(LAYERS)
+        )
+        self.norm = nn.LayerNorm(SIZE)
+        self.head = nn.Linear(SIZE, VOCABULARY, bias=False)
+
+    def forward(self, ids: Tensor, cache: Tensor, past: int) -> Tensor:
+        """Logits of the last token, [batch, 1, vocabulary]."""
+        x = self.embedding(ids)
+        for attention, feed_forward in zip(self.attention, self.feed_forward, strict=True):
+            x = x + attention(self.norm(x), cache, past)
+            x = x + feed_forward(x)
+        return self.head(self.norm(x[:, -1:]))
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Read the prompt in chunks, then generate greedily."""
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    chunks = list(torch.randint(VOCABULARY, (1, PROMPT_TOKENS)).split(CHUNK_TOKENS, dim=1))
+    cache = torch.empty(LAYERS, 2, 1, HEADS, PROMPT_TOKENS + NEW_TOKENS, HEAD_DIM)
+    past, answer = 0, []
+    while len(answer) < NEW_TOKENS:
+        ids = chunks.pop(0)
+        logits = model(ids, cache, past)
+        past += ids.shape[1]
+        if not chunks:
+            answer.append(int(logits.argmax()))
+            chunks.append(torch.tensor([[answer[-1]]]))
+    sys.stdout.write(f"{answer}\n")
+
+
+if __name__ == "__main__":
+    main()

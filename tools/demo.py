@@ -1,4 +1,6 @@
-"""Runs the main job on the document that the repository ships, and says whether the answers are right.
+"""Runs the main job on the document that the repository ships, with caps so small that all three tiers work; then once
+more in a second process, which finds the document's KV in the cold store. Says whether the answers are right, and how
+much sooner the first token came.
 
 Usage: demo.py [--document FILE] [--question TEXT]... [--rope KIND:FACTOR] [flags of h3 run]
 """
@@ -11,10 +13,15 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-FOLDER = Path(os.path.relpath(Path(__file__).parents[1] / "examples" / "demo"))
+ROOT = Path(os.path.relpath(Path(__file__).parents[1]))
+FOLDER = ROOT / "examples" / "demo"
+BUILD = ROOT / "build"
+"""Where the cold store lies while the demo runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,50 +44,69 @@ def job(arguments: list[str]) -> Job:
     parser.add_argument("--rope", default=shipped["rope"])
     chosen, others = parser.parse_known_args(arguments)
     is_shipped = chosen.document is None and chosen.question is None
+    caps = [word for name, cap in shipped["caps"].items() for word in (f"--{name}", cap)]
     return Job(
         document=chosen.document or FOLDER / shipped["document"],
         questions=chosen.question or [item["question"] for item in shipped["questions"]],
         expected=[item["expect"] for item in shipped["questions"]] if is_shipped else [],
-        flags=["--rope", chosen.rope, "--max-new-tokens", str(shipped["answer_tokens"]), *others],
+        flags=["--rope", chosen.rope, "--max-new-tokens", str(shipped["answer_tokens"]), *caps, *others],
     )
 
 
-def command(asked: Job) -> list[str]:
+def command(asked: Job, store: Path, *, questions: list[str]) -> list[str]:
     """The same as a person would type."""
-    questions = [word for question in asked.questions for word in ("--question", question)]
-    return ["h3", "run", "--document", str(asked.document), *asked.flags, *questions]
+    words = [word for question in questions for word in ("--question", question)]
+    return ["h3", "run", "--document", str(asked.document), *asked.flags, "--store", str(store), *words]
 
 
-def spoken(words: list[str]) -> str:
-    """Run a command, pass its output on as it comes, and give it back. Ends the process where the command fails."""
-    program = [sys.executable, "-m", "h3kv", *words[1:]]
-    said: list[str] = []
-    with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+def reported(words: list[str], report: Path) -> dict[str, Any]:
+    """Run a command that writes its report to a file, and give that back. Ends the process where the command fails."""
+    program = [sys.executable, "-m", "h3kv", *words[1:], "--report", str(report)]
+    with subprocess.Popen(program) as process:
         try:
-            while piece := os.read(process.stdout.fileno(), 4096):
-                sys.stdout.buffer.write(piece)
-                sys.stdout.flush()
-                said.append(piece.decode("utf-8", errors="replace"))
+            process.wait()
         except KeyboardInterrupt:
             # The command got it too, and ends by itself.
-            process.stdout.read()
+            process.wait()
     if process.returncode:
         sys.exit(process.returncode)
-    return "".join(said)
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return found
+
+
+def missing(expected: list[str], report: dict[str, Any]) -> list[str]:
+    """Expected words that the answers of a report lack."""
+    return [word for word, answer in zip(expected, report["answers"], strict=False) if word not in answer["answer"]]
+
+
+def comparison(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """What the second process saved: both were loaded when the question came."""
+    early, late = second["answers"][0], first["answers"][0]
+    return (
+        f"the second process found {early['cached_tokens']:,} of {early['prompt_tokens']:,} prompt tokens in the store: "
+        f"its first token came after {early['ttft_s']:.2f} s, where the first process took {late['ttft_s']:.2f} s: "
+        f"{late['ttft_s'] / early['ttft_s']:.0f} times sooner"
+    )
 
 
 def main() -> None:
-    """Run the job, then compare."""
+    """Run the job in two processes, then compare."""
     asked = job(sys.argv[1:])
-    words = command(asked)
-    print(f"$ {shlex.join(words)}", flush=True)
-    text = spoken(words)
-    wrong = [word for word in asked.expected if word not in text]
-    if wrong:
-        sys.exit(f"error: the answers lack {', '.join(wrong)}")
+    BUILD.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix="demo-") as name:
+        store = Path(name)
+        reports = []
+        for number, questions in enumerate((asked.questions, asked.questions[:1]), 1):
+            words = command(asked, store, questions=questions)
+            print(f"$ {shlex.join(words)}", flush=True)
+            reports.append(reported(words, store / f"report-{number}.json"))
+            wrong = missing(asked.expected, reports[-1])
+            if wrong:
+                sys.exit(f"error: the answers lack {', '.join(wrong)}")
+            print(flush=True)
     if asked.expected:
         print(f"all answers are right: they name {', '.join(asked.expected)}")
+    print(comparison(*reports))
 
 
 if __name__ == "__main__":

@@ -207,9 +207,14 @@ class KvCache:
         try:
             while len(self._rows_B) < batch:
                 self._rows_B.append(self._pool.open_sequence())
-        except BaseException:
+        except TierFullError as error:
             self._close_rows()
-            raise
+            raise TierFullError(
+                f"{batch} rows do not fit the {error.tier} tier ({error}): give fewer rows, or raise the cap",
+                tier=error.tier,
+                needed_bytes=error.needed_bytes,
+                free_bytes=error.free_bytes,
+            ) from error
 
     def _close_rows(self) -> None:
         while self._rows_B:

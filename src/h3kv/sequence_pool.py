@@ -8,6 +8,7 @@ Shapes: T tokens of a chunk, Q query tokens (T or fewer), H query heads, K KV he
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Required, TypedDict
@@ -110,7 +111,8 @@ class SequencePool:
                 page_kernels=self._kernels, directory=MemoryDirectory(), telemetry=telemetry, clock=MonotonicClock()
             )
             stack.callback(self._pool.close)
-            self._closing = stack.pop_all()
+            # Also when nobody closes it: the store stays locked otherwise.
+            self._close = weakref.finalize(self, stack.pop_all().close)
         self._is_tiered = tiers is not None
 
     def open_sequence(self) -> SequenceKv:
@@ -193,7 +195,7 @@ class SequencePool:
 
     def close(self) -> None:
         """Give everything back. Sequences are closed before. Calling it again does nothing."""
-        self._closing.close()
+        self._close()
 
     def _check_room(self, sequences: Sequence[SequenceKv], counts: Sequence[int]) -> None:
         """Refuse a step before the first sequence takes room that the last one does not find."""

@@ -9,7 +9,7 @@ import torch
 
 from h3kv import _native
 from h3kv.core.errors import ConfigError, TierClosedError
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Tier
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.fingerprint import fingerprint_of
@@ -68,7 +68,8 @@ def test_node_answers_and_reuses_the_document(dtype: DType, head_dim: int) -> No
             assert again == first
             assert finished.statistics.cached_tokens_total == 384
             node.check_integrity()
-            assert 0 < node.statistics().used_bytes <= node.statistics().capacity_bytes
+            statistics = node.statistics()[Tier.DEVICE]
+            assert 0 < statistics.used_bytes <= statistics.capacity_bytes
         with pytest.raises(TierClosedError):
             ask(node, document)
 
@@ -107,7 +108,7 @@ def test_cap_below_one_unit_is_refused_when_the_node_opens() -> None:
 @pytest.mark.parametrize("head_dim", [16, 24])
 def test_closed_node_has_given_its_memory_back(head_dim: int) -> None:
     node = Node.open(loaded(dataclasses.replace(CONFIG, head_dim=head_dim)), store=STORE)
-    address = node._store.arena.data_ptr()
+    address = node.pool.segments.home.arena.data_ptr()
     assert is_mapped(address)
     node.close()
     assert not is_mapped(address)

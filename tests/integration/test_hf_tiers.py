@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,15 @@ def test_a_chunk_larger_than_the_device_says_what_to_change(tmp_path: Path) -> N
         assert torch.equal(answer, greedy(plain, ids, DynamicCache(config=plain.config), tokens=4))
 
 
+def test_more_rows_than_the_device_holds_are_refused_and_fewer_still_work(tmp_path: Path) -> None:
+    model = model_of("llama", "h3")
+    with H3Cache(model.config, **small_caps(tmp_path)) as cache:
+        with pytest.raises(TierFullError, match=r"30 rows .* fewer rows"):
+            greedy(model, ids_of(*(30 * [5])), cache, tokens=2)
+        greedy(model, ids_of(5), cache, tokens=2)
+        cache.check_integrity()
+
+
 @pytest.mark.parametrize("store_bytes", [None, "8MiB"])
 def test_more_tokens_than_all_tiers_hold_name_the_cap(tmp_path: Path, store_bytes: str | None) -> None:
     caps = small_caps(tmp_path)
@@ -127,6 +137,16 @@ def test_a_store_serves_one_cache_at_a_time(tmp_path: Path) -> None:
     with H3Cache(config, **small_caps(tmp_path)), pytest.raises(StoreBusyError):
         H3Cache(config, **small_caps(tmp_path))
     H3Cache(config, **small_caps(tmp_path)).close()
+
+
+def test_a_cache_that_nobody_closed_gives_its_store_back(tmp_path: Path) -> None:
+    model = model_of("llama", "h3")
+    cache: H3Cache | None = H3Cache(model.config, **small_caps(tmp_path))
+    greedy(model, ids_of(1500), cache, tokens=2, prefill_chunk_size=256)
+    cache = None
+    gc.collect()
+    H3Cache(model.config, **small_caps(tmp_path)).close()
+    assert cache is None
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 import torch
 
 from h3kv.core.errors import ConfigError, H3Error, InternalError
 
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
-def in_child[Given, Found](work: Callable[[Given], Found], given: Given) -> Found:
+
+def in_child(work: Callable[[Given], Found], given: Given) -> Found:
     """Call a function in a new process, with as many threads as here. It writes its progress to the same stderr.
 
     Args:
@@ -35,10 +38,12 @@ def in_child[Given, Found](work: Callable[[Given], Found], given: Given) -> Foun
     except EOFError as error:
         process.join()
         raise InternalError(f"a child process ended with exit code {process.exitcode}, without an answer") from error
+    except BaseException:
+        process.terminate()
+        raise
     finally:
         receiver.close()
-        with contextlib.suppress(KeyboardInterrupt):
-            process.join()
+        process.join()
     if not is_well:
         raise ConfigError(f"in a child process: {outcome}", field="bench")
     found: Found = outcome
@@ -50,7 +55,7 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _answer(sender: Connection, work: Callable[..., object], given: object, threads: int) -> None:
+def _answer(sender: Connection, work: Callable[[Any], object], given: object, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         sender.send((True, work(given)))

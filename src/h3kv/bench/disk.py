@@ -45,13 +45,7 @@ class DiskLimit:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}; choose another --store", field="store") from error
         try:
-            self._places = [
-                start
-                for begin, end in _written_ranges(self._file)
-                for start in range(-(-begin // DIRECT_IO_BYTES) * DIRECT_IO_BYTES, end - READ_BYTES + 1, READ_BYTES)
-            ]
-            if not self._places:
-                raise ConfigError(f"{path} holds less than {READ_BYTES} bytes in one piece: too few", field="store")
+            self._places = _places(self._file, path)
             self._buffer = huge_buffer(DEPTH * READ_BYTES)
             room = (self._buffer.data_ptr(), self._buffer.numel())
             self._engine = IoEngine.open([self._file], depth=DEPTH, buffers=[room])
@@ -107,10 +101,22 @@ def describe_folder(folder: Path, *, is_direct: bool) -> str | None:
     """What a reader of the figures must know of the file system under a folder; None where all is as it should be."""
     kind = _file_system(folder)
     if kind in MEMORY_FILE_SYSTEMS:
-        return f"{folder} lies in main memory ({kind}): figures of the cold store say nothing about a disk; give --store"
+        return f"{folder} lies in main memory ({kind}): figures of the cold store speak of no disk; give --store"
     if not is_direct:
         return f"{folder}: its file system has no direct I/O, so figures of the cold store are the page cache's"
     return None
+
+
+def _places(file: int, path: Path) -> list[int]:
+    """Offsets of reads that find data."""
+    places = [
+        start
+        for begin, end in _written_ranges(file)
+        for start in range(-(-begin // DIRECT_IO_BYTES) * DIRECT_IO_BYTES, end - READ_BYTES + 1, READ_BYTES)
+    ]
+    if not places:
+        raise ConfigError(f"{path} holds less than {READ_BYTES} bytes in one piece: store more", field="store")
+    return places
 
 
 def _written_ranges(file: int) -> Iterator[tuple[int, int]]:

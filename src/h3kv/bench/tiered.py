@@ -100,7 +100,9 @@ def require_streaming(node: Node) -> None:
         ConfigError: it was not.
     """
     if node.pool.stream is None or node.pool.stream.bytes_fetched_total == 0:
-        raise ConfigError("the caps hold all KV: nothing was read from the cold store; lower them", field="host.kv_bytes")
+        raise ConfigError(
+            "the caps hold all KV: nothing was read from the cold store; lower them", field="host.kv_bytes"
+        )
 
 
 def memory_bytes(node: Node) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from h3kv.cli.display import Display, PlainDisplay, TierScreen
 from h3kv.cli.document import check_question, prompt_tokens, read_document
 from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
 from h3kv.cli.report import Answer, Usage, answer_fields, peak_rss_bytes, table
 from h3kv.cli.session import Session, open_session
+from h3kv.cli.tier_report import take_snapshot, tier_fields, tier_table
 from h3kv.config import Settings
-from h3kv.core.errors import ContextLengthError
+from h3kv.core.errors import ContextLengthError, RequestError
+from h3kv.core.types import Tier
+from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.events import Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.node import Node
@@ -33,8 +38,17 @@ class Inquiry:
     seed: int
 
 
-def answer_questions(settings: Settings, inquiry: Inquiry, interrupts: Interrupts, *, as_json: bool) -> None:
+def answer_questions(
+    settings: Settings, inquiry: Inquiry, interrupts: Interrupts, *, as_json: bool, report: Path | None
+) -> None:
     """Answer all questions: text to stdout as it comes, or one JSON object at the end; the rest to stderr.
+
+    Args:
+        settings: in force.
+        inquiry: what to answer.
+        interrupts: looked at between steps.
+        as_json: the object goes to stdout instead of the text.
+        report: the object goes to this file too.
 
     Raises:
         H3Error: the first thing that stands in the way.
@@ -43,6 +57,8 @@ def answer_questions(settings: Settings, inquiry: Inquiry, interrupts: Interrupt
     # Everything that can be wrong with the request is found before the model is loaded.
     document = read_document(inquiry.document)
     questions = [check_question(question) for question in inquiry.questions]
+    if report is not None:
+        write_report(report, "")
     sampling = SamplingParameters(
         temperature=inquiry.temperature,
         top_p=inquiry.top_p,
@@ -51,19 +67,47 @@ def answer_questions(settings: Settings, inquiry: Inquiry, interrupts: Interrupt
     )
     console = Console(stderr=True)
     with StageProgress(console) as progress, open_session(settings, progress, interrupts) as session:
-        speaker = Speaker(progress, interrupts, streams=not as_json)
+        speaker = Speaker(console, progress, interrupts, streams=not as_json)
+        began = take_snapshot(session.node, speaker.clock.now_ns())
         prompts = [prompt(session, document, question, sampling) for question in questions]
         answers = []
         for question, request in zip(questions, prompts, strict=True):
             speaker.ask(question, is_only=len(questions) == 1)
             answers.append(speaker.answer(session.node, question, request))
-        statistics = session.node.statistics()
-        usage = Usage(statistics.used_bytes, statistics.capacity_bytes, peak_rss_bytes())
-        choices = session.fields()
+        ended = take_snapshot(session.node, speaker.clock.now_ns())
+        usage = memory_usage(session.node)
+        found = session.fields() | memory_fields(usage) | tier_fields(session.node)
+    found["answers"] = [answer_fields(one) for one in answers]
+    if report is not None:
+        write_report(report, f"{json.dumps(found)}\n")
     if as_json:
-        typer.echo(json.dumps(choices | memory_fields(usage) | {"answers": [answer_fields(one) for one in answers]}))
+        typer.echo(json.dumps(found))
     else:
         console.print(table(answers, usage))
+        console.print()
+        console.print(tier_table(ended, began))
+
+
+def memory_usage(node: Node) -> Usage:
+    """What the tiers in memory hold, and the whole process at its largest."""
+    in_memory = [statistics for tier, statistics in node.statistics().items() if tier is not Tier.NVME]
+    return Usage(
+        kv_used_bytes=sum(statistics.used_bytes for statistics in in_memory),
+        kv_cap_bytes=sum(statistics.capacity_bytes for statistics in in_memory),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def write_report(file: Path, text: str) -> None:
+    """Write the report's file.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"the report {file} cannot be written ({error.strerror}): name another file") from error
 
 
 def memory_fields(usage: Usage) -> dict[str, object]:
@@ -116,15 +160,20 @@ class Speaker:
     """Runs one request at a time and shows what happens.
 
     Args:
-        progress: shows prefill.
+        console: of stderr.
+        progress: shows reading where the tiers are not shown.
         interrupts: looked at between steps.
         streams: whether the text goes to stdout as it comes.
     """
 
-    def __init__(self, progress: StageProgress, interrupts: Interrupts, *, streams: bool) -> None:
+    def __init__(
+        self, console: Console, progress: StageProgress, interrupts: Interrupts, *, streams: bool
+    ) -> None:
+        self._console = console
         self._progress = progress
         self._interrupts = interrupts
         self._streams = streams
+        self.clock = MonotonicClock()
 
     def ask(self, question: str, *, is_only: bool) -> None:
         """Show the question where answers would otherwise run together."""
@@ -137,26 +186,31 @@ class Speaker:
         Raises:
             KeyboardInterrupt: Ctrl-C came; the node has been closed.
         """
-        self._progress.begin("reading")
-        self._progress.update(0, len(request.prompt))
-        pieces: list[str] = []
-        for event in node.engine.generate(request):
-            match event:
-                case PrefillProgress():
-                    self._progress.update(event.done_tokens, event.prompt_tokens)
-                case TokenGenerated():
-                    self._progress.end()
-                    pieces.append(event.text)
-                    self._write(event.text)
-                case Finished():
-                    self._write("\n")
-                    return Answer(question, "".join(pieces), event.reason, event.statistics)
-            if self._interrupts.came:
-                # A line that has begun is ended, so that the next one stands alone.
-                self._write("\n" * bool(pieces))
-                node.close()
-                raise KeyboardInterrupt
+        with contextlib.closing(self._display(node)) as display:
+            display.read(0, len(request.prompt))
+            pieces: list[str] = []
+            for event in node.engine.generate(request):
+                match event:
+                    case PrefillProgress():
+                        display.read(event.done_tokens, event.prompt_tokens)
+                    case TokenGenerated():
+                        pieces.append(event.text)
+                        display.write(event.text)
+                    case Finished():
+                        display.write("\n")
+                        return Answer(question, "".join(pieces), event.reason, event.statistics)
+                if self._interrupts.came:
+                    # A line that has begun is ended, so that the next one stands alone.
+                    display.write("\n" * bool(pieces))
+                    display.close()
+                    node.close()
+                    raise KeyboardInterrupt
         raise AssertionError("a request ends with Finished, or raises")
+
+    def _display(self, node: Node) -> Display:
+        if self._console.is_terminal and node.stores.host is not None:
+            return TierScreen(self._console, node, self.clock, streams=self._streams)
+        return PlainDisplay(self._progress, streams=self._streams)
 
     def _write(self, text: str) -> None:
         if self._streams:

@@ -12,10 +12,14 @@ from typing import Final
 import torch
 
 from h3kv import _native
+from h3kv.attention.native import DTYPES
 from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
+from h3kv.cli.sizing import Surroundings, asks_for_tiers, cold_place, device_store, tiers_behind
+from h3kv.cli.tier_report import fallbacks
 from h3kv.config import ModelSettings, RuntimeSettings, Settings
 from h3kv.core.errors import ConfigError
+from h3kv.core.layout import CacheLayout
 from h3kv.core.types import DType
 from h3kv.core.units import describe_size
 from h3kv.engine.clock import MonotonicClock
@@ -27,12 +31,9 @@ from h3kv.models.gguf_loader import config_from_gguf
 from h3kv.models.loader import LoadedModel, load_model, resolve_source
 from h3kv.models.rope import RopeKind, RopeScaling
 from h3kv.models.safetensors_loader import config_from_folder
-from h3kv.node import Node
-from h3kv.tiers.device import DeviceStoreConfig
-
-KV_SHARE_AUTO: Final = 0.5
-"""Share of the available memory that `device.kv_bytes: auto` takes once the model is loaded. The rest is for prefill's
-scratch, other processes and the cache of files."""
+from h3kv.node import Node, cache_layout
+from h3kv.tiers.cold.volume import open_volume
+from h3kv.tiers.io import IoEngine
 
 FACTOR_STEPS: Final = 100
 """A factor that follows from a maximum context is rounded up to a hundredth, so that the same number can be given."""
@@ -80,9 +81,10 @@ class Session:
         if self.context.rope is not None and self.context.trained_tokens is not None:
             scaling = f"{self.context.rope.kind.value}:{self.context.rope.factor:g}"
             reach += f" by static rope scaling {scaling} (trained for {self.context.trained_tokens:,})"
-        cap = describe_size(self.node.statistics().capacity_bytes)
+        tiers = self.node.statistics()
+        caps = ", ".join(f"{tier} {describe_size(statistics.capacity_bytes)}" for tier, statistics in tiers.items())
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return f"{self.source}: {self.dtype.value}, {self.isa}, {threads}; {reach}; KV cap {cap}"
+        return f"{self.source}: {self.dtype.value}, {self.isa}, {threads}; {reach}; KV caps: {caps}"
 
 
 @contextlib.contextmanager
@@ -90,7 +92,7 @@ def open_session(settings: Settings, progress: StageProgress, interrupts: Interr
     """Load the model and open a node, closed at the end.
 
     Raises:
-        ModelError, ConfigError, HostMemoryError: as `load_model` and `Node.open`.
+        ModelError, ConfigError, HostMemoryError, StoreError: as `load_model` and `Node.open`.
         KeyboardInterrupt: Ctrl-C between two tensors.
     """
 
@@ -106,6 +108,9 @@ def open_session(settings: Settings, progress: StageProgress, interrupts: Interr
     path = resolve_source(settings.model.source)
     context = choose_context(settings.model, path)
     dtype = DType.BF16 if settings.model.dtype == "auto" else DType(settings.model.dtype)
+    if settings.tiering.mode != "off":
+        check_store(settings, cache_layout(model_config(path), dtype))
+    interrupts.check()
     model = load_model(
         path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=on_progress
     )
@@ -114,6 +119,10 @@ def open_session(settings: Settings, progress: StageProgress, interrupts: Interr
         load_s = (clock.now_ns() - began_ns) / 1e9
         session = Session(node, settings.model.source, dtype, context, threads=threads, isa=isa, load_s=load_s)
         progress.say(session.describe())
+        if settings.tiering.mode == "off" and asks_for_tiers(settings):
+            progress.say("warning: tiering is off: the settings of host and nvme are not used")
+        for reason in fallbacks(node):
+            progress.say(f"warning: {reason}")
         yield session
 
 
@@ -161,10 +170,40 @@ def model_config(path: Path) -> ModelConfig:
     return config_from_folder(path) if path.is_dir() else config_from_gguf(GgufFile(path))
 
 
+def check_store(settings: Settings, layout: CacheLayout) -> None:
+    """Open the cold store once, before time is spent on loading a model. One that does not exist is made.
+
+    Raises:
+        ConfigError: its cap is too small, or the backend is not available here.
+        StoreError: it cannot serve.
+    """
+    place = cold_place(settings, layout)
+    if place is not None:
+        open_volume(
+            place.path,
+            lambda files: IoEngine.open(files, depth=1, backend=place.backend),
+            capacity_bytes=place.config.capacity_bytes,
+            layout=layout,
+        ).close()
+
+
 def open_node(model: LoadedModel, settings: Settings, clock: MonotonicClock) -> Node:
-    """A node over the model with the cap and the chunk that the settings ask for."""
-    cap_bytes = settings.device.kv_bytes
-    if cap_bytes == "auto":
-        cap_bytes = int(KV_SHARE_AUTO * detect().memory_available_bytes)
-    engine = EngineConfig(chunk_tokens=settings.engine.chunk_tokens)
-    return Node.open(model, store=DeviceStoreConfig(capacity_bytes=cap_bytes), engine=engine, clock=clock)
+    """A node over the model with the caps and the chunk that the settings ask for."""
+    weights = model.weights.embedding_VI
+    layout = cache_layout(model.config, DTYPES[weights.dtype])
+    surroundings = survey(weights.device)
+    device = device_store(settings, layout, surroundings)
+    return Node.open(
+        model,
+        store=device,
+        tiers=tiers_behind(settings, layout, surroundings, device=device),
+        engine=EngineConfig(chunk_tokens=settings.engine.chunk_tokens),
+        clock=clock,
+    )
+
+
+def survey(device: torch.device) -> Surroundings:
+    """What is free now on a device and in main memory."""
+    host_bytes = detect().memory_available_bytes
+    device_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes
+    return Surroundings(str(device), device_bytes=device_bytes, host_bytes=host_bytes)

@@ -197,6 +197,7 @@ class Placer:
     def _copy_out(self, command: policy.Copy) -> None:
         segment = self._table.find(command.segment)
         if segment is None or segment.home_L is None or self._cold is None or self._host is None:
+            self._events.append(policy.MoveFailed(command.segment, Tier.NVME))
             return
         try:
             handles_L = tuple(self._cold.reserve([segment.room_blocks] * self._table.layout.layers))
@@ -243,6 +244,7 @@ class Placer:
         """Reserve room in the home for a segment. Returns the fetches that fill it."""
         segment = self._table.find(command.segment)
         if segment is None or segment.cold_L is None or segment.home_L is not None or self._host is None:
+            self._events.append(policy.MoveFailed(command.segment, Tier.HOST))
             return []
         try:
             handles_L = tuple(self._table.home.reserve([segment.room_blocks] * self._table.layout.layers))

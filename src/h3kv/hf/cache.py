@@ -121,7 +121,7 @@ class H3Cache(Cache):
         self._kv.end(states.layer)
         if states.layer == self._kv.layout.layers - 1:
             self._length += tokens
-            self._real_BS = real_BS
+            self._real_BS = None if real_BS is None or bool(real_BS.all()) else real_BS
             self._chunk = None
         return out_BTHD
 

@@ -16,6 +16,9 @@ from typing import Final
 HUGE_PAGE_BYTES: Final = 2 << 20
 """The huge page of x86-64, and of arm64 with 4 KiB pages."""
 
+_NONE: Final = 0
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _MAP_FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -62,12 +65,12 @@ class Mapping:
 def _map_aligned(size_bytes: int, fd: int | None) -> int:
     """Reserve more addresses than needed, map over the aligned part, give the rest back."""
     span_bytes = size_bytes + HUGE_PAGE_BYTES
-    base = _map(None, span_bytes, _NONE if fd is not None else _READ_WRITE, _PRIVATE, -1)
+    base = _map(None, span_bytes, _NONE if fd is not None else _READ_WRITE, flags=_PRIVATE, fd=-1)
     address = -(-base // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     end = address + -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
         if fd is not None:
-            _map(address, size_bytes, _READ_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+            _map(address, size_bytes, _READ_WRITE, flags=mmap.MAP_SHARED | _MAP_FIXED, fd=fd)
     except OSError:
         _unmap(base, span_bytes)
         raise
@@ -78,12 +81,7 @@ def _map_aligned(size_bytes: int, fd: int | None) -> int:
     return address
 
 
-_NONE: Final = 0
-_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
-_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
-def _map(address: int | None, size_bytes: int, protection: int, flags: int, fd: int) -> int:
+def _map(address: int | None, size_bytes: int, protection: int, *, flags: int, fd: int) -> int:
     found = _libc.mmap(address, size_bytes, protection, flags, fd, 0)
     if found is None or found == _FAILED:
         code = ctypes.get_errno()

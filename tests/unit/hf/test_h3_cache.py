@@ -230,6 +230,19 @@ def test_masks_that_do_not_fit_are_refused(model: Any, cache: H3Cache) -> None:
         logits_of(model, cache, ids[:1, :1], torch.ones(1, 13, dtype=torch.long))
 
 
+def test_a_mask_of_ones_is_no_padding(model: Any, cache: H3Cache) -> None:
+    expected = plain_logits(ids_of(30), ids_of(3))
+    ones = torch.ones(1, 36, dtype=torch.long)
+    logits_of(model, cache, ids_of(30), ones[:, :30])
+    torch.testing.assert_close(logits_of(model, cache, ids_of(3)), expected[1], atol=1e-4, rtol=0)
+    logits_of(model, cache, ids_of(3), ones)
+
+
+def test_a_batch_may_be_large_where_the_device_holds_it(model: Any, cache: H3Cache) -> None:
+    ids = torch.cat([ids_of(20, seed=seed) for seed in range(12)])
+    torch.testing.assert_close(logits_of(model, cache, ids), plain_logits(ids)[0], atol=1e-4, rtol=0)
+
+
 def test_training_is_refused(model: Any, cache: H3Cache) -> None:
     with pytest.raises(RequestError, match="no_grad"):
         model(ids_of(9), **{CACHE: cache})

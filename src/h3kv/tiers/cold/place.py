@@ -23,7 +23,6 @@ _PATIENCE_NS: Final = NS_PER_S
 """Tearing down a ring takes milliseconds."""
 
 FILE_MODE: Final = 0o600
-FOLDER_MODE: Final = 0o700
 
 
 @dataclass(slots=True)
@@ -49,7 +48,8 @@ class OpenPlace:
         """
         try:
             os.ftruncate(self.file, min(size_bytes, self.size_bytes))
-            os.posix_fallocate(self.file, 0, size_bytes)
+            if size_bytes:
+                os.posix_fallocate(self.file, 0, size_bytes)
             os.fsync(self.file)
         except OSError as error:
             raise _store_error(
@@ -85,6 +85,9 @@ def open_place(path: Path) -> OpenPlace:
             raise StoreFormatError(f"{path} is neither a file nor a block device: name another place", path=str(path))
         is_device = stat.S_ISBLK(mode)
         return _patiently(lambda: _open_locked(path, is_device=is_device))
+    except FileNotFoundError as error:
+        message = f"there is no cold store at {path}: name another place, or make one with `h3 format`"
+        raise StoreError(message, path=str(path)) from error
     except OSError as error:
         if error.errno in {errno.EBUSY, errno.EWOULDBLOCK}:
             raise _busy(path) from error
@@ -100,8 +103,6 @@ def create_file(path: Path, size_bytes: int) -> OpenPlace:
     """
     draft = _draft(path)
     try:
-        if not path.parent.exists():
-            path.parent.mkdir(mode=FOLDER_MODE)
         file, is_direct = _open_direct(draft, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise _store_error("cannot make the cold store", path, error) from error

@@ -73,14 +73,11 @@ class Requests:
     """Hands requests to an engine and each outcome to whom asked. Not thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._open_engine: Engine | None = engine
+        self.backend = engine.backend
+        """Which kind of engine runs."""
         self._next_tag = 1
         self._open: dict[int, tuple[Request, Callable[[Outcome], None]]] = {}
-
-    @property
-    def backend(self) -> str:
-        """Which kind of engine runs."""
-        return self._engine.backend
 
     @property
     def in_flight(self) -> int:
@@ -120,7 +117,15 @@ class Requests:
         return [outcomes[index] for index in range(len(requests))]
 
     def close(self) -> None:
-        """End everything in flight; no memory is touched after that."""
-        self._engine.cancel_all()
-        self._engine.close()
-        self._open.clear()
+        """End everything in flight; no memory is touched after that. Calling it again does nothing."""
+        if self._open_engine is not None:
+            self._engine.cancel_all()
+            self._engine.close()
+            # The last reference: a ring holds its files, and so the claim on a device, until it is gone.
+            self._open_engine = None
+            self._open.clear()
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._open_engine is not None, "closed"
+        return self._open_engine

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from h3kv.core.errors import (
-    ConfigError,
-    SlabBusyError,
-    SlabCorruptError,
-    StaleHandleError,
-    TierBrokenError,
-    TierClosedError,
-    TierFullError,
-)
+from h3kv.core.errors import ConfigError, SlabCorruptError, TierBrokenError, TierClosedError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import (
@@ -33,36 +23,21 @@ from h3kv.core.types import (
 )
 from h3kv.core.units import describe_size
 from h3kv.memory.buddy import extent_class
-from h3kv.telemetry import names
-from h3kv.tiers.cold.budget import WriteBudget, utc_day
+from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.commit import Commits
-from h3kv.tiers.cold.extents import Extent, ExtentTable, Phase
+from h3kv.tiers.cold.config import ColdStoreConfig
+from h3kv.tiers.cold.extents import Extent, Phase
 from h3kv.tiers.cold.fetches import Fetches
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET, AreaGeometry, layout_mark
+from h3kv.tiers.cold.meter import Meter
 from h3kv.tiers.cold.record import TWIN_BYTES
 from h3kv.tiers.cold.recovery import belongs, scan_area
 from h3kv.tiers.cold.requests import Outcome
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.cold.segments import Segments
 from h3kv.tiers.cold.volume import Volume, open_volume
-from h3kv.tiers.io import CHECKSUM_MISMATCH, Backend, IoEngine
-
-
-@dataclass(frozen=True, slots=True)
-class ColdStoreConfig:
-    """Size and limits of the cold tier."""
-
-    capacity_bytes: int | None
-    """Cap on the file or device in total, tables included. None: as large as the store was made. Lower than that drops
-    what lies beyond."""
-    backend: Backend = "auto"
-    """What reads and writes: io_uring, or threads where it is refused."""
-    depth: int = 64
-    """Operations that the device is given at a time."""
-    write_bytes_per_day: int | None = None
-    """Bytes that may be written in a day (UTC), over all processes that use the store. None: any."""
-    today: Callable[[], int] = utc_day
-    """Number of the day now."""
+from h3kv.tiers.io import CHECKSUM_MISMATCH, IoEngine
 
 
 class ColdStore:
@@ -75,9 +50,6 @@ class ColdStore:
     ) -> None:
         """Take over an open volume. `open` does it all."""
         mark = layout_mark(layout)
-        volume.begin_epoch(config.capacity_bytes, is_ours=lambda entry: belongs(entry, fingerprint, mark))
-        self._volume = volume
-        self._layout = layout
         self._geometry = AreaGeometry(mark, volume.geometry.area_bytes)
         if self._geometry.units == 0:
             raise ConfigError(
@@ -86,24 +58,21 @@ class ColdStore:
                 "`--area`",
                 field="nvme.path",
             )
-        self._telemetry = telemetry
+        volume.begin_epoch(config.capacity_bytes, is_ours=lambda entry: belongs(entry, fingerprint, mark))
         ours = [area for area, entry in enumerate(volume.areas) if belongs(entry, fingerprint, mark)]
-        self._room = Room(self._geometry, volume.areas, ours)
-        self._extents = ExtentTable(layers=layout.layers, pages_per_block=self._geometry.pages_per_block)
         twin = b"".join(volume.read_all(BUDGET_OFFSET, TWIN_BYTES))
+        self._volume = volume
+        self._layers = layout.layers
+        self._meter = Meter(telemetry, backend=volume.requests.backend)
+        self._room = Room(self._geometry, volume.areas, ours)
+        self._segments = Segments(self._geometry)
         self._budget = WriteBudget(config.write_bytes_per_day, twin, config.today)
         self._commits = Commits(volume, self._room, self._geometry, fingerprint=fingerprint, budget=self._budget)
         self._fetches = Fetches(volume, self._commits, page_bytes=mark.page_bytes)
-        self._visible: dict[SlabKey, SlotHandle] = {}
-        self._in_flight: set[SlabKey] = set()
         self._ended: list[Completion] = []
         self._written: list[tuple[Extent, TierBrokenError | None]] = []
-        self._moves_total = 0
-        self._bytes_moved_total = 0
         self._is_closed = False
         self._kept = self._recover(ours)
-        telemetry.gauge(names.IO_BACKEND, 1, tier=self.tier, backend=volume.requests.backend)
-        telemetry.gauge(names.STORE_DEGRADED, 0, tier=self.tier)
 
     @classmethod
     def open(
@@ -166,22 +135,15 @@ class ColdStore:
     def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
         """See `PersistentStore.restore`."""
         self._check_open()
-        restored = []
-        for extent in self._kept:
-            assert extent.label is not None
-            extent.segment = number()
-            for layer, handle in enumerate(extent.handles_L):
-                self._visible[SlabKey(extent.segment, layer)] = handle
-            restored.append(StoredSegment(extent.segment, extent.label, tuple(extent.handles_L)))
-        self._kept = []
-        return restored
+        kept, self._kept = self._kept, []
+        return [self._segments.show(extent, number()) for extent in kept]
 
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`."""
         self._check_open()
         if self._commits.broken is not None:
             raise self._commits.broken
-        layers = self._layout.layers
+        layers = self._layers
         sizes = [extent_class(size) for size in blocks[::layers]]
         assert [extent_class(size) for size in blocks] == [size for size in sizes for _ in range(layers)], (
             f"sizes come segment by segment, the same one for each of {layers} layers"
@@ -193,7 +155,7 @@ class ColdStore:
             self._raise_full(sum(sizes) * self._geometry.block_bytes)
         handles = []
         for offset, size, cost in zip(offsets, sizes, costs, strict=True):
-            extent = self._extents.open(offset, size)
+            extent = self._segments.extents.open(offset, size)
             extent.promised_bytes = cost
             self._budget.promised_bytes += cost
             handles += extent.handles_L
@@ -203,11 +165,15 @@ class ColdStore:
         """See `BlockStore.submit`."""
         self._check_open()
         writes = [move for move in moves if isinstance(move, Move)]
-        targets = self._check_moves(writes)
+        if writes and self._commits.broken is not None:
+            raise self._commits.broken
+        targets = self._segments.check_moves(writes)
         fetches = [move for move in moves if isinstance(move, Fetch)]
-        sources = [self._check_fetch(fetch) for fetch in fetches]
+        sources = [self._segments.check_fetch(fetch) for fetch in fetches]
         for move, (extent, layer) in zip(writes, targets, strict=True):
-            self._join(extent, layer, move)
+            self._ended += self._segments.join(extent, layer, move)
+            if extent.phase is Phase.WRITING:
+                self._commits.write(extent)
         for fetch, (extent, layer) in zip(fetches, sources, strict=True):
             if extent.phase is Phase.RETIRED:
                 self._ended.append(Completion(fetch, self._corrupt(fetch, extent)))
@@ -222,7 +188,11 @@ class ColdStore:
         written, self._written = self._written, []
         ended, self._ended = self._ended, []
         for extent, error in written:
-            ended += self._end_moves(extent, error)
+            ended += self._segments.end_writing(extent, error)
+            if extent.owned_layers < self._layers:
+                self._commits.undo(extent)
+            self._keep_promise(extent)
+            self._free_if_idle(extent)
         for fetch, extent, fault in self._fetches.ended():
             ended.append(Completion(fetch, None if fault is None else self._fetch_error(fetch, extent, fault)))
             self._free_if_idle(extent)
@@ -244,16 +214,14 @@ class ColdStore:
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
         self._check_open()
-        return self._visible.get(key)
+        return self._segments.visible.get(key)
 
     def release(self, handles: Sequence[SlotHandle]) -> None:
         """See `BlockStore.release`."""
         self._check_open()
-        for handle, extent in zip(handles, self._extents.release(handles), strict=True):
-            if extent.segment is not None:
-                self._visible.pop(SlabKey(extent.segment, extent.layer_of(handle)), None)
+        for extent in self._segments.release(handles):
             if extent.phase is Phase.RESERVED:
-                self._end_waiting(extent)
+                self._ended += self._segments.end_waiting(extent)
             self._commits.undo(extent)
             self._free_if_idle(extent)
 
@@ -262,23 +230,17 @@ class ColdStore:
         return StoreStatistics(
             tier=self.tier,
             capacity_bytes=self._room.capacity_blocks * self._geometry.block_bytes,
-            used_bytes=self._geometry.slab_bytes(self._extents.owned_blocks),
-            slabs_visible=len(self._visible),
-            moves_total=self._moves_total,
-            bytes_moved_total=self._bytes_moved_total,
+            used_bytes=self._geometry.slab_bytes(self._segments.extents.owned_blocks),
+            slabs_visible=len(self._segments.visible),
+            moves_total=self._segments.moves_total,
+            bytes_moved_total=self._segments.bytes_moved_total,
         )
 
     def check_integrity(self) -> None:
         """See `BlockStore.check_integrity`."""
         self._room.check_integrity()
-        extents = self._extents.extents()
-        spans = sorted((extent.block, extent.block + extent.blocks) for extent in extents)
-        assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans)), "two extents overlap"
-        assert sum(extent.blocks for extent in extents) <= self._room.used_blocks
-        for key, handle in self._visible.items():
-            extent, layer = self._extents.find(handle)
-            assert (extent.segment, layer) == (key.segment, key.layer), f"slab {key} shows another's slot"
-            assert extent.phase is Phase.VISIBLE
+        self._segments.check_integrity()
+        assert sum(extent.blocks for extent in self._segments.extents.extents()) <= self._room.used_blocks
 
     def close(self) -> None:
         """See `BlockStore.close`. What was released is taken off the disk first, if nothing is being written."""
@@ -289,7 +251,7 @@ class ColdStore:
             self._commits.finish_undoing()
         finally:
             self._volume.close()
-            self._visible.clear()
+            self._segments.visible.clear()
 
     def _recover(self, ours: Sequence[int]) -> list[Extent]:
         """Take the room of what earlier processes kept, oldest first. Of two copies of a segment the newer stays."""
@@ -300,11 +262,10 @@ class ColdStore:
             found += [(first + extent.block, extent.header) for extent in scan.kept]
             for block in [*scan.damaged, *(extent.block for extent in scan.stale)]:
                 self._commits.undo_block(first + block, 1)
-            if scan.damaged:
-                self._telemetry.count(names.CORRUPT_SLABS, len(scan.damaged), tier=self.tier)
+            self._meter.count_corrupt(len(scan.damaged))
         newest: dict[tuple[bytes, ...], Extent] = {}
         for block, header in sorted(found, key=lambda pair: pair[1].generation):
-            extent = self._extents.open(block, header.room_blocks)
+            extent = self._segments.extents.open(block, header.room_blocks)
             extent.phase, extent.is_on_disk = Phase.VISIBLE, True
             extent.label, extent.pages = header.label, header.pages
             extent.crcs_P[:] = header.crcs_P
@@ -315,87 +276,13 @@ class ColdStore:
             newest[header.label.keys] = extent
         return list(newest.values())
 
-    def _check_moves(self, moves: Sequence[Move]) -> list[tuple[Extent, int]]:
-        """The extent and layer of each move's target, if all of them can start."""
-        if moves and self._commits.broken is not None:
-            raise self._commits.broken
-        targets = [self._extents.find(move.target) for move in moves]
-        keys: set[SlabKey] = set()
-        slots: set[int] = set()
-        for move, (extent, layer) in zip(moves, targets, strict=True):
-            if move.key in self._visible or move.key in self._in_flight or move.key in keys:
-                raise SlabBusyError(f"slab {move.key} is visible or in flight already", key=move.key)
-            if extent.phase is not Phase.RESERVED or layer in extent.moves or move.target.slot in slots:
-                raise SlabBusyError(f"slot {move.target.slot} holds another slab than {move.key}", key=move.key)
-            assert move.source is not None, "the cold tier has no memory to write in place: a move brings its bytes"
-            assert move.source.nbytes <= self._geometry.slab_bytes(move.target.blocks)
-            assert move.key.layer == layer, f"slot {move.target.slot} is for layer {layer}, not for {move.key}"
-            keys.add(move.key)
-            slots.add(move.target.slot)
-        return targets
-
-    def _check_fetch(self, fetch: Fetch) -> tuple[Extent, int]:
-        extent, layer = self._extents.find(fetch.source)
-        if extent.phase is not Phase.RETIRED and self._visible.get(fetch.key) != fetch.source:
-            raise SlabBusyError(f"slab {fetch.key} is not visible in slot {fetch.source.slot} yet", key=fetch.key)
-        return extent, layer
-
-    def _join(self, extent: Extent, layer: int, move: Move) -> None:
-        """Add a slab to its segment. The last one sends all of them on their way."""
-        assert move.source is not None
-        pages = -(-move.source.nbytes // self._geometry.mark.page_bytes)
-        if extent.moves:
-            assert (extent.segment, extent.label, extent.pages) == (move.key.segment, move.label, pages), (
-                "the slabs of a segment have one number, one label and one size"
-            )
-        extent.segment, extent.label, extent.pages = move.key.segment, move.label, pages
-        extent.moves[layer] = move
-        self._in_flight.add(move.key)
-        if extent.owned_layers < self._layout.layers:
-            self._end_waiting(extent)
-        elif len(extent.moves) == self._layout.layers:
-            extent.phase = Phase.WRITING
-            self._commits.write(extent)
-
-    def _end_waiting(self, extent: Extent) -> None:
-        """End the moves of a segment that will not be whole: one of its slots was released."""
-        self._ended += [Completion(move, self._stale(move)) for move in extent.moves.values()]
-        self._in_flight -= {move.key for move in extent.moves.values()}
-        extent.moves.clear()
-
-    def _end_moves(self, extent: Extent, error: TierBrokenError | None) -> list[Completion]:
-        """The completions of a segment, whose slabs become visible now if all went well."""
-        ended = []
-        for layer, move in extent.moves.items():
-            self._in_flight.discard(move.key)
-            fault: Exception | None = error
-            if error is None and not self._extents.owns(extent.handles_L[layer]):
-                fault = self._stale(move)
-            if fault is None:
-                assert move.source is not None
-                self._visible[move.key] = move.target
-                self._moves_total += 1
-                self._bytes_moved_total += move.source.nbytes
-            ended.append(Completion(move, fault))
-        extent.moves.clear()
-        extent.phase = Phase.VISIBLE if error is None else Phase.RETIRED
-        self._keep_promise(extent)
-        if extent.owned_layers < self._layout.layers:
-            self._commits.undo(extent)
-        self._free_if_idle(extent)
-        return ended
-
     def _fetch_error(self, fetch: Fetch, extent: Extent, fault: Outcome) -> Exception:
         """What a read that failed means. Damaged bytes end the life of the whole extent."""
         if fault.status != CHECKSUM_MISMATCH:
-            self._telemetry.count(names.IO_ERRORS, tier=self.tier, kind="read")
+            self._meter.count_read_error()
             return TierBrokenError(f"cannot read {fetch.key} from {self.path}: {fault}", tier=self.tier)
-        self._telemetry.count(names.CORRUPT_SLABS, tier=self.tier)
-        if extent.phase is Phase.VISIBLE:
-            extent.phase = Phase.RETIRED
-            assert extent.segment is not None
-            for layer in range(self._layout.layers):
-                self._visible.pop(SlabKey(extent.segment, layer), None)
+        self._meter.count_corrupt()
+        if self._segments.retire(extent):
             self._commits.undo(extent, urgent=True)
         return self._corrupt(fetch, extent)
 
@@ -405,9 +292,6 @@ class ColdStore:
             "up; compute its tokens again",
             key=fetch.key,
         )
-
-    def _stale(self, move: Move) -> StaleHandleError:
-        return StaleHandleError(f"slot {move.target.slot}, or another of its segment, was released in flight")
 
     def _free_if_idle(self, extent: Extent) -> None:
         """Hand the room of an extent out again when nobody owns, writes or reads it."""
@@ -422,23 +306,14 @@ class ColdStore:
 
     def _pump(self) -> None:
         """Let everything take the steps that it can take without waiting."""
-        requests = self._volume.requests
-        written_bytes, read_bytes = self._commits.written_bytes, self._fetches.read_bytes
-        was_degraded = self.is_degraded
-        requests.poll()
+        self._volume.requests.poll()
         self._written += self._commits.advance()
-        if self._commits.written_bytes > written_bytes:
-            self._telemetry.count(names.WRITTEN_BYTES, self._commits.written_bytes - written_bytes, tier=self.tier)
-        if self._fetches.read_bytes > read_bytes:
-            self._telemetry.count(names.READ_BYTES, self._fetches.read_bytes - read_bytes, tier=self.tier)
-        if self.is_degraded and not was_degraded:
-            self._telemetry.gauge(names.STORE_DEGRADED, 1, tier=self.tier)
-            self._telemetry.count(names.IO_ERRORS, tier=self.tier, kind="write")
+        self._meter.update(self._commits, self._fetches)
 
     def _check_budget(self, needed_bytes: int) -> None:
         left = self._budget.left_bytes
         if left is not None and needed_bytes > left:
-            self._telemetry.count(names.WRITE_BUDGET_REFUSALS, tier=self.tier)
+            self._meter.count_refusal()
             raise TierFullError(
                 f"{needed_bytes} bytes are over what may still be written to {self.path} today, {max(left, 0)} of "
                 f"{self._budget.limit_bytes} bytes: wait for the next day, or raise nvme.write_bytes_per_day",

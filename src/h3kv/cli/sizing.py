@@ -1,0 +1,105 @@
+"""What the caps of the settings come to, for one model on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from h3kv.config import Settings
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.types import DType
+from h3kv.core.units import TokenCount
+from h3kv.engine.pool import TieringConfig
+from h3kv.engine.tiers import ColdPlace, TierConfig
+from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, window_room
+from h3kv.tiers.cold import ColdStoreConfig
+from h3kv.tiers.cold.place import resolve
+from h3kv.tiers.device import DeviceStoreConfig
+from h3kv.tiers.host import HostStoreConfig
+
+KV_SHARE_AUTO: Final = 0.5
+"""Share of the available memory that `auto` takes once the model is loaded. The rest is for prefill's scratch, other
+processes and the cache of files."""
+
+NEW_STORE_BYTES: Final = 8 << 30
+"""Cap of a store that is made without one: 370,000 tokens of SmolLM2-135M in bf16, 65,000 of a Llama of 8B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the model lies, and what is free there after it was loaded."""
+
+    device: str
+    """As torch names it."""
+    device_bytes: int
+    host_bytes: int
+    """Of main memory: with the device `cpu`, the same bytes once more."""
+
+    @property
+    def is_main_memory(self) -> bool:
+        """Whether the device's KV comes out of main memory."""
+        return self.device == "cpu"
+
+
+def cap_bytes(cap: int | TokenCount, layout: CacheLayout) -> int:
+    """Bytes of a cap. Tokens count as bf16 bytes of the model, whatever its element type."""
+    if isinstance(cap, TokenCount):
+        return cap.count * layout.token_bytes // layout.slab.page.dtype.size_bytes * DType.BF16.size_bytes
+    return cap
+
+
+def is_tiered(settings: Settings, surroundings: Surroundings) -> bool:
+    """Whether KV may leave the device: see `tiering.mode`."""
+    if settings.tiering.mode != "auto":
+        return settings.tiering.mode == "on"
+    return not surroundings.is_main_memory or asks_for_tiers(settings)
+
+
+def asks_for_tiers(settings: Settings) -> bool:
+    """Whether a tier behind the device has a size or a place."""
+    return settings.host.kv_bytes != "auto" or settings.nvme.store is not None
+
+
+def device_store(settings: Settings, layout: CacheLayout, surroundings: Surroundings) -> DeviceStoreConfig:
+    """Cap and place of the device tier."""
+    cap = settings.device.kv_bytes
+    if cap != "auto":
+        return DeviceStoreConfig(cap_bytes(cap, layout), surroundings.device)
+    share_bytes = int(KV_SHARE_AUTO * surroundings.device_bytes)
+    if is_tiered(settings, surroundings):
+        windows = SEQUENCES_MAX * window_room(settings.device.window_tokens // BLOCK_TOKENS)
+        share_bytes = min(share_bytes, (windows + CHUNK_BLOCKS_MAX) * layout.block_bytes)
+    return DeviceStoreConfig(share_bytes, surroundings.device)
+
+
+def tiers_behind(
+    settings: Settings, layout: CacheLayout, surroundings: Surroundings, *, device: DeviceStoreConfig
+) -> TierConfig | None:
+    """The tiers behind the device; None where all KV stays on it."""
+    if not is_tiered(settings, surroundings):
+        return None
+    cap = settings.host.kv_bytes
+    if cap == "auto":
+        free_bytes = surroundings.host_bytes - (device.capacity_bytes if surroundings.is_main_memory else 0)
+        cap = int(KV_SHARE_AUTO * max(free_bytes, 0))
+    tiering = TieringConfig(
+        window_tokens=settings.device.window_tokens,
+        staging_bytes=settings.host.staging_bytes,
+        chunk_tokens=settings.engine.chunk_tokens,
+    )
+    return TierConfig(HostStoreConfig(cap_bytes(cap, layout)), tiering, cold_place(settings, layout))
+
+
+def cold_place(settings: Settings, layout: CacheLayout) -> ColdPlace | None:
+    """Where the cold store lies, and its cap; None without one."""
+    nvme = settings.nvme
+    if nvme.store is None:
+        return None
+    capacity_bytes = None if nvme.capacity is None else cap_bytes(nvme.capacity, layout)
+    if capacity_bytes is None and not resolve(nvme.store).exists():
+        capacity_bytes = NEW_STORE_BYTES
+    config = ColdStoreConfig(
+        capacity_bytes=capacity_bytes, backend=nvme.backend, write_bytes_per_day=nvme.write_bytes_per_day
+    )
+    return ColdPlace(nvme.store, config, nvme.backend)

@@ -1,0 +1,55 @@
+import contextlib
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from h3kv.cli.app import app
+from h3kv.testing.cold_segments import open_store, payload, write_segments
+from h3kv.tiers.cold.geometry import MIB
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_format_makes_a_store_and_says_what_it_is(tmp_path: Path) -> None:
+    code, out, _ = run("format", str(tmp_path), "--capacity", "40MiB", "--area", "8MiB")
+    assert code == 0
+    assert "4 areas of 8.00 MiB" in out
+    code, _, err = run("format", str(tmp_path), "--capacity", "40MiB")
+    assert code == 1
+    assert "--yes=40MiB" in err
+    code, _, _ = run("format", str(tmp_path), "--yes", "40MiB")
+    assert code == 0
+
+
+def test_format_explains_a_bad_size(tmp_path: Path) -> None:
+    code, _, err = run("format", str(tmp_path), "--capacity", "lots")
+    assert code == 1
+    assert "--capacity lots: a size is a number and a unit" in err
+
+
+def test_verify_fails_when_something_is_damaged(tmp_path: Path) -> None:
+    with contextlib.closing(open_store(tmp_path, capacity_bytes=20 * MIB)) as store:
+        write_segments(store, [(1, 16)])
+    code, out, _ = run("verify", str(tmp_path))
+    assert code == 0
+    assert "1 segments in 1 areas: all intact" in out
+    place = tmp_path / "store.h3"
+    content = bytearray(place.read_bytes())
+    content[content.index(bytes(payload(1, 0, 4096)))] ^= 1
+    place.write_bytes(content)
+    code, out, _ = run("verify", str(tmp_path), "--json")
+    assert code == 1
+    assert json.loads(out)["damage"] == 1
+    code, out, _ = run("verify", str(tmp_path))
+    assert code == 1
+    assert "damaged: segment at block 0, layer 0" in out
+
+
+def test_verify_of_no_store_says_so(tmp_path: Path) -> None:
+    code, _, err = run("verify", str(tmp_path))
+    assert code == 1
+    assert "store.h3" in err

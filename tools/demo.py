@@ -83,9 +83,9 @@ def comparison(first: dict[str, Any], second: dict[str, Any]) -> str:
     """What the second process saved: both were loaded when the question came."""
     early, late = second["answers"][0], first["answers"][0]
     return (
-        f"the second process found {early['cached_tokens']:,} of {early['prompt_tokens']:,} prompt tokens in the store: "
-        f"its first token came after {early['ttft_s']:.2f} s, where the first process took {late['ttft_s']:.2f} s: "
-        f"{late['ttft_s'] / early['ttft_s']:.0f} times sooner"
+        f"the second process found {early['cached_tokens']:,} of {early['prompt_tokens']:,} prompt tokens in the "
+        f"store: its first token came after {early['ttft_s']:.2f} s, that of the first process after "
+        f"{late['ttft_s']:.2f} s: {late['ttft_s'] / early['ttft_s']:.0f} times sooner"
     )
 
 

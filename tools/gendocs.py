@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from h3kv.config import ENV_DELIMITER, ENV_PREFIX, ModelSettings, RopeSettings, Settings
+from h3kv.core.units import format_size
 from h3kv.telemetry.names import METRICS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -22,7 +23,8 @@ CONFIG_HEAD = f"""# Settings
 
 Each setting can stand in `h3_config.yaml` (`section: {{key: value}}`), in the environment
 (`{ENV_PREFIX}SECTION{ENV_DELIMITER}KEY`) or, where there is one, in a flag of the command; the later beats the earlier.
-Sizes are a number and a unit, such as `512MiB` or `4GiB`. An unknown key is an error. `h3 config` prints the settings
+Sizes are a number and a unit, such as `512MiB` or `4GiB`. Caps may be given in tokens too, `2048tokens`: the bytes that
+they take of the model in bf16, whatever its element type. An unknown key is an error. `h3 config` prints the settings
 that are in force. A file with every key and its trade-off:
 [config/laptop_cpu.yaml](../../config/laptop_cpu.yaml).
 """
@@ -54,8 +56,17 @@ def config_page() -> str:
 
 def config_row(key: str, field: FieldInfo) -> str:
     """One line of a table."""
-    default = "must be given" if field.is_required() else "nothing" if field.default is None else f"`{field.default}`"
-    return f"| `{key}` | {values(field)} | {default} | {' '.join((field.description or '').split())} |\n"
+    return f"| `{key}` | {values(field)} | {default(field)} | {' '.join((field.description or '').split())} |\n"
+
+
+def default(field: FieldInfo) -> str:
+    """What holds when nothing is written."""
+    if field.is_required():
+        return "must be given"
+    if field.default is None:
+        return "nothing"
+    is_size = isinstance(field.default, int) and "size" in repr(field.metadata)
+    return f"`{format_size(field.default) if is_size else field.default}`"
 
 
 def values(field: FieldInfo) -> str:
@@ -72,8 +83,13 @@ def values(field: FieldInfo) -> str:
     kinds = [
         word for kind, word in (("int", "whole number"), ("float", "number"), ("str", "text")) if is_kind(text, kind)
     ]
-    if any("size" in repr(rule) for rule in field.metadata):
+    rules = repr(field.metadata)
+    if "_cap" in rules:
+        kinds = ["size or tokens"]
+    elif "_size" in rules:
         kinds = ["size"]
+    elif "Path" in text:
+        kinds = ["path"]
     choices = [f"`{choice}`" for choice in literals(field.annotation)]
     return ", ".join([" ".join([*kinds, *limits])] * bool(kinds) + choices)
 

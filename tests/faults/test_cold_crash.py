@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,9 +16,20 @@ import pytest
 
 from h3kv.core.errors import H3Error, StoreError, TierBrokenError
 from h3kv.core.types import SegmentId, SlabKey, SlotHandle
-from h3kv.testing.cold_segments import is_intact, open_store, restore, settle, submit_segments
+from h3kv.testing.cold_segments import (
+    LAYOUT,
+    OTHER_FINGERPRINT,
+    is_intact,
+    open_store,
+    restore,
+    settle,
+    submit_segments,
+    write_segments,
+)
 from h3kv.testing.faulty_files import CrashError, FaultPlan, FaultyFiles
 from h3kv.tiers.cold import ColdStore
+from h3kv.tiers.cold.format import format_store
+from h3kv.tiers.cold.geometry import AREA_ALIGNMENT, MIB, AreaGeometry, layout_mark
 from h3kv.tiers.io import FLUSH, WRITE
 
 SEED = 7
@@ -145,3 +158,60 @@ def test_flipped_bit_in_any_write_is_never_served(folders: Path) -> None:
             damaged = [segment for segment in kept.values() if not is_intact(store, segment)]
             assert len(damaged) <= 1
             store.check_integrity()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["none", "some", "all"])
+def test_crash_while_an_area_changes_hands_leaves_both_models_absent_or_intact(
+    folders: Path, kept: Literal["none", "some", "all"]
+) -> None:
+    made = folders / "made"
+    made.mkdir()
+    capacity = make_two_areas(made)
+    with contextlib.closing(open_store(made, capacity_bytes=capacity)) as store:
+        write_segments(store, [(1, 16), (2, 16)])
+    for number in itertools.count(1):
+        folder = folders / f"taken{number}"
+        shutil.copytree(made, folder)
+        plan = FaultPlan(number, "crash", kinds=frozenset({WRITE, FLUSH}), kept=kept, seed=SEED)
+        acknowledged = take_area_over(folder, capacity, plan)
+        with contextlib.closing(open_store(folder, capacity_bytes=capacity, fingerprint=OTHER_FINGERPRINT)) as store:
+            found = restore(store)
+            assert set(found) >= acknowledged
+            assert all(is_intact(store, segment) for segment in found.values())
+        with contextlib.closing(open_store(folder, capacity_bytes=capacity)) as store:
+            found = restore(store)
+            assert 2 in found, "the area that nobody took"
+            assert all(is_intact(store, segment) for segment in found.values())
+        if plan.done < number:
+            return
+
+
+def take_area_over(folder: Path, capacity: int, plan: FaultPlan) -> set[int]:
+    """Numbers of another model's segments that it was told were written."""
+    acknowledged: set[int] = set()
+    with contextlib.suppress(CrashError):
+        store = open_store(
+            folder,
+            capacity_bytes=capacity,
+            fingerprint=OTHER_FINGERPRINT,
+            engine=lambda files: FaultyFiles(files, plan),
+        )
+        with contextlib.closing(store):
+            write_segments(store, [(21, 8), (22, 8)])
+            acknowledged = {21, 22}
+    return acknowledged
+
+
+def make_two_areas(folder: Path) -> int:
+    """A store of two areas of one unit each; its cap."""
+    area_bytes = -(-AreaGeometry(layout_mark(LAYOUT), 0).unit_bytes // AREA_ALIGNMENT) * AREA_ALIGNMENT
+    capacity = MIB + 2 * area_bytes
+    format_store(
+        folder,
+        lambda files: FaultyFiles(files, FaultPlan()),
+        capacity_bytes=capacity,
+        area_bytes=area_bytes,
+        yes=None,
+    )
+    return capacity

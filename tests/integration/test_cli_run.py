@@ -13,7 +13,7 @@ QUESTION = "Who built the lighthouse?"
 
 KEYS = {
     "model", "dtype", "isa", "threads", "load_s", "max_context", "trained_context", "rope_scaling",
-    "kv_used_bytes", "kv_cap_bytes", "peak_rss_bytes", "answers",
+    "kv_used_bytes", "kv_cap_bytes", "peak_rss_bytes", "tiers", "moved_bytes", "region", "store", "answers",
 }  # fmt: skip
 ANSWER_KEYS = {
     "question", "answer", "finish_reason", "prompt_tokens", "cached_tokens", "cached_tokens_by_tier",

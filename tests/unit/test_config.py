@@ -6,6 +6,8 @@ import yaml
 
 from h3kv.config import Settings, load, render
 from h3kv.core.errors import ConfigError
+from h3kv.core.units import TokenCount
+from h3kv.engine.pool import TieringConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,26 @@ def refused(file: Path | None = None, flags: dict[str, dict[str, object]] | None
 
 def test_sizes_are_read_from_text(tmp_path: Path) -> None:
     assert load(file=written(tmp_path, "device: {kv_bytes: 4GiB}")).device.kv_bytes == 4 << 30
+
+
+def test_caps_are_read_as_sizes_or_tokens(tmp_path: Path) -> None:
+    settings = load(file=written(tmp_path, "host: {kv_bytes: 4096tokens}\nnvme: {capacity: 2GiB}"))
+    assert (settings.host.kv_bytes, settings.nvme.capacity) == (TokenCount(4096), 2 << 30)
+
+
+def test_words_that_yaml_takes_for_truth_values_are_modes(tmp_path: Path) -> None:
+    for mode in ("on", "off", "auto"):
+        assert load(file=written(tmp_path, f"tiering: {{mode: {mode}}}")).tiering.mode == mode
+
+
+def test_home_folder_of_a_store_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load(flags={"nvme": {"store": "~/kv"}}).nvme.store == tmp_path / "kv"
+
+
+def test_defaults_of_tiering_are_the_engines() -> None:
+    settings, engine = Settings(), TieringConfig()
+    assert (settings.device.window_tokens, settings.host.staging_bytes) == (engine.window_tokens, engine.staging_bytes)
 
 
 def test_rope_scaling_is_read_from_text_and_from_keys(tmp_path: Path) -> None:
@@ -60,6 +82,14 @@ def test_file_in_the_current_folder_is_found(tmp_path: Path) -> None:
     [
         ("model: {dtype: bf17}", "model.dtype", "input should be 'auto', 'bf16', 'fp32' or 'fp16'"),
         ("device: {kv_bytes: 4 gigs}", "device.kv_bytes", "a size is a number and a unit"),
+        ("host: {kv_bytes: 1.5tokens}", "host.kv_bytes", "a whole number of them, such as 2048tokens"),
+        ("host: {staging_bytes: auto}", "host.staging_bytes", "a size is a number and a unit"),
+        ("nvme: {capacity: auto}", "nvme.capacity", "or a number of tokens, such as 2048tokens"),
+        ("nvme: {store: ''}", "nvme.store", "a folder, file or block device"),
+        ("nvme: {backend: aio}", "nvme.backend", "input should be 'auto', 'io_uring' or 'threads'"),
+        ("nvme: {write_bytes_per_day: 1 a day}", "nvme.write_bytes_per_day", "a size is a number and a unit"),
+        ("device: {window_tokens: 100}", "device.window_tokens", "multiple of 64"),
+        ("tiering: {mode: maybe}", "tiering.mode", "input should be 'auto', 'on' or 'off'"),
         ("engine: {chunk_tokens: 100}", "engine.chunk_tokens", "multiple of 64"),
         ("runtime: {threads: 0}", "runtime.threads", "a whole number from 1"),
         ("runtime: {threads: true}", "runtime.threads", "a whole number from 1"),
@@ -121,9 +151,17 @@ def test_settings_are_frozen() -> None:
 
 
 def test_rendered_settings_read_back_as_themselves(tmp_path: Path) -> None:
-    flags = {"device": {"kv_bytes": "1536MiB"}, "model": {"rope_scaling": "ntk:2"}, "runtime": {"threads": "2"}}
+    flags = {
+        "device": {"kv_bytes": "1536MiB"},
+        "host": {"kv_bytes": "2048tokens"},
+        "nvme": {"store": "/kv", "capacity": "1GiB", "write_bytes_per_day": "1GB"},
+        "tiering": {"mode": "off"},
+        "model": {"rope_scaling": "ntk:2"},
+        "runtime": {"threads": "2"},
+    }
     settings = load(flags=flags)
     assert "kv_bytes: 1536MiB" in render(settings)
+    assert "kv_bytes: 2048tokens" in render(settings)
     assert load(file=written(tmp_path, render(settings))) == settings
 
 

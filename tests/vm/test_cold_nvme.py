@@ -138,7 +138,7 @@ def test_disk_with_a_file_system_is_refused_mounted_or_not(tmp_path: Path) -> No
         make(SERIAL)
     subprocess.run(["mount", str(DEVICE), str(tmp_path)], check=True)
     try:
-        with pytest.raises(StoreError, match="in use|mounted"):
+        with pytest.raises(StoreError, match=r"in use|mounted"):
             make(SERIAL)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

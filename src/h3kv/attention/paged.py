@@ -56,17 +56,18 @@ class PageKernels(Protocol):
 class SlabSource(Protocol):
     """Gives slabs that do not lie in memory."""
 
-    def take(self, slab: SlabKey) -> int:
-        """Address of the whole slab, verified. It stays readable until it is given back.
+    def take(self, slabs: Sequence[SlabKey]) -> list[int]:
+        """Addresses of the first of these slabs: one at least, as many as are there. They stay readable, whole and
+        verified, until they are given back.
 
         Raises:
-            SlabCorruptError: its bytes are damaged.
-            TierBrokenError: it cannot be read, or did not come in time.
+            SlabCorruptError: the first one's bytes are damaged.
+            SlabUnavailableError: the first one cannot be read, or did not come in time.
         """
         ...
 
-    def give_back(self, slab: SlabKey) -> None:
-        """The slab is no longer read."""
+    def give_back(self, slabs: Sequence[SlabKey]) -> None:
+        """These slabs are no longer read."""
         ...
 
 
@@ -198,7 +199,7 @@ class PagedCache:
             [Q, H, D] in the dtype of the queries, new and contiguous.
 
         Raises:
-            SlabCorruptError, TierBrokenError: as `SlabSource.take`. The chunk may be computed again.
+            SlabCorruptError, SlabUnavailableError: as `SlabSource.take`. The chunk may be computed again.
         """
         end = self._tokens + len(k_TKD)
         if self._counted != end:
@@ -246,33 +247,30 @@ class PagedCache:
     def _attend_runs(
         self, attention: native.Attention, layer: int, cold: Sequence[_ColdRun], index_N: NDArray[np.int64]
     ) -> Part:
-        """Attend in position order: up to each run that lies elsewhere, then on with it."""
-        assert self._source is not None or not cold, "there is no source for what is not in memory"
-        held: list[_ColdRun] = []
+        """Attend in position order: up to the first run that lies elsewhere, then on with as many as have come."""
+        if not cold:
+            return attention.run(int(index_N[-1]))
+        assert self._source is not None, "there is no source for what is not in memory"
+        slabs = [SlabKey(run.segment, layer) for run in cold]
+        taken = given = 0
         try:
-            for run in cold:
-                attention.run(int(index_N[run.start]) // ATTEND_BATCH_PAGES * ATTEND_BATCH_PAGES)
-                held = self._give_back(layer, held, attention.done, index_N)
-                assert self._source is not None
-                address = self._source.take(SlabKey(run.segment, layer))
-                held.append(run)
-                first = int(index_N[run.start])
-                attention.place(first, address + run.offsets_KB, self._layout.slab.page.keys_bytes)
+            while taken < len(cold):
+                attention.run(int(index_N[cold[taken].start]) // ATTEND_BATCH_PAGES * ATTEND_BATCH_PAGES)
+                read = given
+                while read < taken and int(index_N[cold[read].end]) <= attention.done:
+                    read += 1
+                given, back = read, slabs[given:read]
+                if back:
+                    self._source.give_back(back)
+                addresses = self._source.take(slabs[taken:])
+                for run, address in zip(cold[taken:], addresses, strict=False):
+                    attention.place(
+                        int(index_N[run.start]), address + run.offsets_KB, self._layout.slab.page.keys_bytes
+                    )
+                taken += len(addresses)
             return attention.run(int(index_N[-1]))
         finally:
-            self._give_back(layer, held, None, index_N)
-
-    def _give_back(
-        self, layer: int, held: list[_ColdRun], done: int | None, index_N: NDArray[np.int64]
-    ) -> list[_ColdRun]:
-        """Give back the runs whose pages were read up to `done`, all where None. Returns the others."""
-        left: list[_ColdRun] = []
-        for run in held:
-            if done is not None and int(index_N[run.end]) > done:
-                left.append(run)
-            elif self._source is not None:
-                self._source.give_back(SlabKey(run.segment, layer))
-        return left
+            self._source.give_back(slabs[given:taken])
 
     def _cold_runs(self, layer: int) -> list[_ColdRun]:
         cold = self._cold_L[layer]

@@ -25,7 +25,6 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType, Tier
 from h3kv.engine.events import Finished
 from h3kv.engine.request import Request, SamplingParameters
-from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.telemetry import names
 from h3kv.tiers.cold.place import STORE_FILE
@@ -78,7 +77,7 @@ def run(results: Results, setting: TieredSetting, sizes: Sizes, *, suffix: str =
                     continue  # Memory is touched for the first time, and HOST is not full yet.
                 rounds.add(name, rate)
                 setting.progress(f"no reuse, tiering {name}: {rate:.0f} prompt tokens/s")
-        _check_written(tiered, model, store, setting=setting)
+        _check_written(tiered, store, setting)
     group = f"noreuse{suffix}"
     results.put(f"{group}.on_tokens_per_s", rounds.median("on"))
     results.put(f"{group}.off_tokens_per_s", rounds.median("off"))
@@ -96,7 +95,7 @@ def _tokens_per_second(node: Node, prompts: Sequence[Sequence[int]], sizes: Size
     return len(prompts) * sizes.prompt_tokens * 1e9 / (time.perf_counter_ns() - begin_ns)
 
 
-def _check_written(node: Node, model: LoadedModel, store: Path, *, setting: TieredSetting) -> None:
+def _check_written(node: Node, store: Path, setting: TieredSetting) -> None:
     written_bytes = node.telemetry.value(names.MOVED_BYTES, source=Tier.HOST, target=Tier.NVME)
     if written_bytes == 0:
         raise ConfigError(

@@ -124,16 +124,16 @@ def find(job: Job) -> dict[str, list[float]]:
             bandwidth = disk.bytes_per_second()
         if answered.cached_tokens < job.sizes.prefix_tokens:
             raise ConfigError(
-                f"{answered.cached_tokens} of {job.sizes.prefix_tokens} tokens were found in {job.store}: give a --store "
-                "with more free space",
+                f"{answered.cached_tokens} of {job.sizes.prefix_tokens} tokens were found in {job.store}: give "
+                "a --store with more free space",
                 field="store",
             )
         rounds.add("first_token", answered.first_token_s)
         rounds.add("limit", prefix_bytes / bandwidth + answered.step_s)
         rounds.add("bandwidth", bandwidth)
         tell(
-            f"reuse: first token after {answered.first_token_s * 1e3:.0f} ms; the device reads {prefix_bytes >> 20} MiB "
-            f"in {prefix_bytes / bandwidth * 1e3:.0f} ms, a step takes {answered.step_s * 1e3:.0f} ms"
+            f"reuse: first token after {answered.first_token_s * 1e3:.0f} ms; reading {prefix_bytes >> 20} MiB takes "
+            f"{prefix_bytes / bandwidth * 1e3:.0f} ms, a step takes {answered.step_s * 1e3:.0f} ms"
         )
     return rounds.values
 

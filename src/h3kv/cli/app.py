@@ -28,9 +28,7 @@ Model = Annotated[
 DtypeName = Annotated[Literal["auto", "bf16", "fp32", "fp16"] | None, typer.Option(help="Element type.")]
 DeviceKv = Annotated[
     str | None,
-    typer.Option(
-        "--device-kv", "--kv-cap", metavar="CAP", help="Cap on KV on the device, such as 2GiB or 2048tokens."
-    ),
+    typer.Option("--device-kv", "--kv-cap", metavar="CAP", help="Cap on KV on the device, such as 2GiB or 2048tokens."),
 ]
 HostKv = Annotated[
     str | None, typer.Option(metavar="CAP", help="Cap on KV in host memory, behind the device. Turns tiering on.")
@@ -40,7 +38,9 @@ Window = Annotated[
 ]
 Store = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Cold store: folder, file or block device. Turns tiering on, keeps KV for later."),
+    typer.Option(
+        metavar="PATH", help="Cold store: folder, file or block device. Turns tiering on, keeps KV for later."
+    ),
 ]
 StoreCapacity = Annotated[
     str | None, typer.Option(metavar="CAP", help="Cap on the store. Default: as it was made, 8GiB for a new one.")
@@ -56,6 +56,7 @@ MaxContext = Annotated[
     typer.Option(metavar="TOKENS", help="Prompt and answer together. Beyond the trained context: static NTK."),
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physical cores that are allowed.")]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from h3kv.cli.progress import StageProgress
@@ -19,6 +20,9 @@ from h3kv.node import Node
 
 REDRAW_NS: Final = 200 * NS_PER_MS
 """Shortest time between two drawings: eyes follow no more, and each costs a few milliseconds."""
+
+TAIL_CHARACTERS: Final = 800
+"""Newest part of a growing answer that is drawn: ten lines, which fit below the table on the smallest terminal."""
 
 
 class Display(Protocol):
@@ -86,7 +90,10 @@ class TierScreen:
         self._stage = "reading"
         self._text = ""
         self._before = take_snapshot(node, clock.now_ns())
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        # Text for stdout must not pass through the console of stderr.
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
         self._live.start()
         self._draw(self._before)
 
@@ -118,7 +125,7 @@ class TierScreen:
             self._before = now
 
     def _draw(self, now: TierSnapshot) -> None:
-        lines = [tier_table(now, self._before), Text(self._stage, style="dim")]
+        lines: list[Table | Text] = [tier_table(now, self._before), Text(self._stage, style="dim")]
         if self._holds and self._text:
-            lines.append(Text(self._text))
+            lines.append(Text(self._text[-TAIL_CHARACTERS:]))
         self._live.update(Group(*lines), refresh=True)

@@ -46,7 +46,9 @@ def exits() -> Iterator[None]:
         # typer ends the process for these. In a broken pipe the reader has left: there is no one to explain it to.
         raise
     except MemoryError as error:
-        _end("error: out of memory: free some, or choose a smaller dtype, model, --device-kv or --host-kv", ERROR, error)
+        _end(
+            "error: out of memory: free some, or choose a smaller dtype, model, --device-kv or --host-kv", ERROR, error
+        )
     except Exception as error:  # noqa: BLE001  (the last line of defence of a command)
         _end(f"error: unexpected {type(error).__name__}: {error} (H3_DEBUG=1 shows where)", ERROR, error)
 

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 from pathlib import Path
+from typing import Final
 
 import torch
 import typer
@@ -22,7 +23,7 @@ from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.host import HostStoreConfig
 from h3kv.tiers.io import IoEngine, direct_file
 
-PROBE_BLOCK_BYTES = 64 << 10
+PROBE_BLOCK_BYTES: Final = 64 << 10
 
 
 def show_info(nvme: NvmeSettings, *, as_json: bool) -> None:
@@ -78,18 +79,14 @@ def store_facts(place: Path | None) -> dict[str, object]:
     """Whether the cold store's file, or a new one in its folder, bypasses the page cache. Nothing stays behind."""
     if place is None:
         return {"store": None, "store_direct": None}
-    path = resolve(place)
+    path, is_there = resolve(place)
     try:
-        # An unnamed file is gone when it is closed.
-        file, is_direct = direct_file(path, os.O_RDONLY) if path.exists() else _unnamed_file(path.parent)
+        # A file without a name is gone when it is closed.
+        file, is_direct = direct_file(*(path, os.O_RDONLY) if is_there else (path.parent, os.O_RDWR | os.O_TMPFILE))
     except OSError as error:
         return {"store": str(path), "store_direct": f"unknown: {error.strerror}"}
     os.close(file)
     return {"store": str(path), "store_direct": is_direct}
-
-
-def _unnamed_file(folder: Path) -> tuple[int, bool]:
-    return direct_file(folder, os.O_RDWR | os.O_TMPFILE)
 
 
 def _line(name: str, value: object) -> str:

@@ -166,9 +166,7 @@ class Speaker:
         streams: whether the text goes to stdout as it comes.
     """
 
-    def __init__(
-        self, console: Console, progress: StageProgress, interrupts: Interrupts, *, streams: bool
-    ) -> None:
+    def __init__(self, console: Console, progress: StageProgress, interrupts: Interrupts, *, streams: bool) -> None:
         self._console = console
         self._progress = progress
         self._interrupts = interrupts
@@ -209,6 +207,7 @@ class Speaker:
 
     def _display(self, node: Node) -> Display:
         if self._console.is_terminal and node.stores.host is not None:
+            self._progress.end()
             return TierScreen(self._console, node, self.clock, streams=self._streams)
         return PlainDisplay(self._progress, streams=self._streams)
 

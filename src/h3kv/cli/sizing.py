@@ -92,13 +92,18 @@ def tiers_behind(
 
 
 def cold_place(settings: Settings, layout: CacheLayout) -> ColdPlace | None:
-    """Where the cold store lies, and its cap; None without one."""
+    """Where the cold store lies, and its cap; None without one.
+
+    Raises:
+        StoreError: this user may not look there.
+    """
     nvme = settings.nvme
     if nvme.store is None:
         return None
     capacity_bytes = None if nvme.capacity is None else cap_bytes(nvme.capacity, layout)
-    if capacity_bytes is None and not resolve(nvme.store).exists():
-        capacity_bytes = NEW_STORE_BYTES
+    if capacity_bytes is None:
+        _, is_there = resolve(nvme.store)
+        capacity_bytes = None if is_there else NEW_STORE_BYTES
     config = ColdStoreConfig(
         capacity_bytes=capacity_bytes, backend=nvme.backend, write_bytes_per_day=nvme.write_bytes_per_day
     )

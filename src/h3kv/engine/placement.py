@@ -8,6 +8,7 @@ out in `tick`, before a step, and in `make_room`, when a segment is opened after
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -261,12 +262,15 @@ class Placer:
 
     def _fetch(self, fetches: list[Fetch]) -> None:
         """Start fetches layer by layer: the sequence that waits for them reads them in that order."""
-        for fetch in sorted(fetches, key=lambda fetch: fetch.key.layer):
+        ordered = sorted(fetches, key=lambda fetch: fetch.key.layer)
+        for _, group in itertools.groupby(ordered, key=lambda fetch: fetch.key.layer):
+            of_layer = list(group)
             assert self._cold is not None
             try:
-                self._cold.submit([fetch])
+                self._cold.submit(of_layer)
             except H3Error as error:
-                self._end_arrival(Completion(fetch, error))
+                for fetch in of_layer:
+                    self._end_arrival(Completion(fetch, error))
 
     def _end_arrival(self, completion: Completion) -> None:
         layer, found = completion.move.key.layer, self._arrivals.get(completion.move.key.segment)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from h3kv.attention.paged import PageKernels
 from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
+from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
-from h3kv.core.types import BlockKey, SegmentId, SlabKey, SlotHandle, StoreStatistics, Tier
+from h3kv.core.types import BlockKey, SlabKey, SlotHandle, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
@@ -100,6 +100,7 @@ class KvPool:
         self._cold = cold
         self._directory = directory
         self._tiering = tiering or TieringConfig()
+        self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         self._committed_blocks = 0
         self._running = 0
         self.device_plan = self._plan_device()
@@ -291,15 +292,14 @@ class KvPool:
         return stream
 
     def _locate(self, slab: SlabKey) -> Readable:
-        segment = self.segments.find(SegmentId(slab.segment))
-        size_bytes = 0 if segment is None else self.layout.slab.size_bytes(segment.room_blocks)
+        segment = self.segments.find(slab.segment)
         if segment is None:
             return Readable(None, False, None, 0)
+        size_bytes = self._slab_bytes[segment.room_blocks]
         if segment.addresses_L is not None:
             return Readable(segment.addresses_L[slab.layer], False, None, size_bytes)
-        if segment.arrival is not None and segment.arrival.error is None:
-            arrived = slab.layer in segment.arrival.arrived
-            address = segment.arrival.addresses_L[slab.layer] if arrived else None
-            return Readable(address, not arrived, None, size_bytes)
-        handle = None if segment.cold_L is None else segment.cold_L[slab.layer]
-        return Readable(None, False, handle, size_bytes)
+        arrival = segment.arrival
+        if arrival is not None and arrival.error is None:
+            arrived = slab.layer in arrival.arrived
+            return Readable(arrival.addresses_L[slab.layer] if arrived else None, not arrived, None, size_bytes)
+        return Readable(None, False, None if segment.cold_L is None else segment.cold_L[slab.layer], size_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError, TierError
 from h3kv.core.ports import Clock, PersistentStore
@@ -30,6 +30,10 @@ class ViewableStore(Protocol):
     def view(self, handle: SlotHandle) -> memoryview:
         """A slot's bytes, writable."""
         ...
+
+
+FILL_SHARE: Final = 4
+"""Fetches start when this part of the slots is free, so that many share the cost of starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class SlabStream:
         self._poll = poll
         self._clock = clock
         self._wait_ns = wait_ns
+        # As asked for, and of these what did not lie in memory or come by itself.
+        self._asked: list[SlabKey] = []
         self._plan: list[SlabKey] = []
         self._next = 0
         self._fetching: dict[SlabKey, _Fetching] = {}
@@ -98,32 +104,32 @@ class SlabStream:
 
     def plan(self, slabs: Sequence[SlabKey]) -> None:
         """Read these slabs ahead, in this order. The same order again goes on where the last one ended."""
-        if list(slabs) != self._plan:
+        if list(slabs) != self._asked:
             self._abandon()
-            self._plan = list(slabs)
+            self._asked = list(slabs)
+            self._plan = [slab for slab in slabs if self._is_to_fetch(self._locate(slab))]
             self._next = 0
         self._fill()
 
-    def take(self, slab: SlabKey) -> int:
+    def take(self, slabs: Sequence[SlabKey]) -> list[int]:
         """See `SlabSource.take`."""
-        deadline_ns = self._clock.now_ns() + self._wait_ns
-        while True:
-            address = self._try_take(slab)
-            if address is not None:
-                return address
-            left_ns = deadline_ns - self._clock.now_ns()
-            if left_ns <= 0:
-                message = f"slab {slab} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
-                raise SlabUnavailableError(message, key=slab)
-            self._cold.wait(left_ns)
-            self._poll()
+        self._poll()
+        addresses = [self._wait_for(slabs[0])]
+        # Half of the slots at most: the others are filled meanwhile.
+        for slab in slabs[1 : len(self._views) // 2]:
+            address = self._take_ready(slab)
+            if address is None:
+                break
+            addresses.append(address)
+        return addresses
 
-    def give_back(self, slab: SlabKey) -> None:
+    def give_back(self, slabs: Sequence[SlabKey]) -> None:
         """See `SlabSource.give_back`."""
-        slot = self._taken.pop(slab, None)
-        if slot is not None:
-            self._free.append(slot)
-            self._fill()
+        for slab in slabs:
+            slot = self._taken.pop(slab, None)
+            if slot is not None:
+                self._free.append(slot)
+        self._fill()
 
     def end_fetch(self, completion: Completion) -> bool:
         """Take notice of a fetch that ended. Returns whether it was one of this stream's."""
@@ -158,50 +164,80 @@ class SlabStream:
         used = [*reading, *self._ready.values(), *self._taken.values()]
         assert sorted(slot.slot for slot in [*used, *self._free]) == sorted(slot.slot for slot in self._views)
 
+    def _wait_for(self, slab: SlabKey) -> int:
+        deadline_ns = self._clock.now_ns() + self._wait_ns
+        while True:
+            address = self._try_take(slab)
+            if address is not None:
+                return address
+            left_ns = deadline_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                message = f"slab {slab} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
+                raise SlabUnavailableError(message, key=slab)
+            self._cold.wait(left_ns)
+            self._poll()
+
     def _try_take(self, slab: SlabKey) -> int | None:
         """The address of a slab that is there. What is not there is on its way afterwards."""
         failure = self._failed.pop(slab, None)
         if failure is not None:
             raise _lost(slab, failure) from failure
-        slot = self._ready.pop(slab, None)
-        if slot is not None:
-            self._taken[slab] = slot
-            return self._views[slot][0]
-        if slab in self._fetching:
-            return None
+        address = self._take_ready(slab)
+        if address is not None or slab in self._fetching:
+            return address
         found = self._locate(slab)
-        if found.address is not None or found.is_arriving:
-            return found.address
+        if found.is_arriving:
+            return None
         if not self._free and self._ready:
             # Read ahead for a later time: this one is wanted now.
             self._free.append(self._ready.pop(next(iter(self._ready))))
-        if self._free:
-            self._fetch(slab, found)
-        return None
-
-    def _fill(self) -> None:
-        """Start fetches of the plan as long as there are free slots; on from its beginning where it ends."""
-        for _ in range(len(self._plan)):
-            slab = self._plan[self._next % len(self._plan)]
-            if not self._free or slab in self._fetching or slab in self._ready or slab in self._taken:
-                return
-            self._next += 1
-            found = self._locate(slab)
-            if found.handle is not None and found.address is None and not found.is_arriving:
-                self._fetch(slab, found)
-
-    def _fetch(self, slab: SlabKey, found: Readable) -> None:
         if found.handle is None:
             raise SlabUnavailableError(f"slab {slab} is gone: it is computed again", key=slab)
-        slot = self._free.popleft()
-        fetch = Fetch(slab, found.handle, self._views[slot][1][: found.size_bytes])
+        if self._free:
+            self._fetch([(slab, found.handle, found.size_bytes)])
+        return None
+
+    def _is_to_fetch(self, found: Readable) -> bool:
+        return found.handle is not None and found.address is None and not found.is_arriving
+
+    def _take_ready(self, slab: SlabKey) -> int | None:
+        """The address of a slab that was fetched, or that came into memory by itself."""
+        slot = self._ready.pop(slab, None)
+        if slot is None:
+            return None if slab in self._fetching else self._locate(slab).address
+        self._taken[slab] = slot
+        return self._views[slot][0]
+
+    def _fill(self) -> None:
+        """Start fetches of the plan, many at a time; on from its beginning where it ends."""
+        if len(self._free) < max(len(self._views) // FILL_SHARE, 1):
+            return
+        wanted: dict[SlabKey, tuple[SlabKey, SlotHandle, int]] = {}
+        for _ in range(len(self._plan)):
+            slab = self._plan[self._next % len(self._plan)]
+            is_known = slab in self._fetching or slab in self._ready or slab in self._taken or slab in wanted
+            if len(wanted) == len(self._free) or is_known:
+                break
+            self._next += 1
+            found = self._locate(slab)
+            if found.handle is not None and self._is_to_fetch(found):
+                wanted[slab] = (slab, found.handle, found.size_bytes)
+        self._fetch(list(wanted.values()))
+
+    def _fetch(self, wanted: Sequence[tuple[SlabKey, SlotHandle, int]]) -> None:
+        """Start fetches into free slots, of which there are enough."""
+        started: list[_Fetching] = []
+        for slab, handle, size_bytes in wanted:
+            slot = self._free.popleft()
+            started.append(_Fetching(Fetch(slab, handle, self._views[slot][1][:size_bytes]), slot))
         try:
-            self._cold.submit([fetch])
+            self._cold.submit([one.fetch for one in started])
         except H3Error as error:
-            self._free.append(slot)
-            self._failed[slab] = error
+            for one in started:
+                self._free.append(one.slot)
+                self._failed[one.fetch.key] = error
         else:
-            self._fetching[slab] = _Fetching(fetch, slot)
+            self._fetching.update((one.fetch.key, one) for one in started)
 
     def _abandon(self) -> None:
         self._free.extend(self._ready.values())

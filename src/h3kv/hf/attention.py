@@ -66,7 +66,8 @@ def attention_forward(
         RequestError: something is asked for that this attention does not do.
         ShapeError, TierFullError: as `h3_attention.attend`.
     """
-    key, value, attention_mask = states
+    key, value, *masks = states
+    attention_mask = masks[0] if masks else arguments.get("attention_mask")
     if not isinstance(key, ChunkStates) or key is not value:
         raise ConfigError(
             'the attention implementation "h3" needs an H3Cache: pass '
@@ -82,7 +83,8 @@ def _check(module: torch.nn.Module, query: Tensor, attention_mask: Tensor | None
     asked = [what for name, what in REFUSED.items() if arguments.get(name) not in {None, False}]
     if arguments.get("dropout"):
         asked.append(f"dropout = {arguments['dropout']} (call model.eval())")
-    if not arguments.get("is_causal", getattr(module, "is_causal", True)):
+    is_causal = arguments.get("is_causal")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         asked.append("attention that is not causal")
     if attention_mask is not None and attention_mask.ndim != 2:
         asked.append(f"a mask of {attention_mask.ndim} dimensions (pass the padding as [batch, all tokens])")

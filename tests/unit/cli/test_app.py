@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import h3kv
 from h3kv.cli.app import app
 
-COMMANDS = ("run", "info", "config", "bench")
+COMMANDS = ("run", "info", "config", "format", "verify", "bench")
 
 
 def test_help_lists_the_commands_and_no_arguments_are_wrong_usage() -> None:
@@ -41,17 +41,26 @@ def test_wrong_usage_is_code_2(arguments: list[str]) -> None:
 
 
 def test_config_prints_what_is_in_force() -> None:
-    result = CliRunner().invoke(app, ["config", "--kv-cap", "2GiB", "--rope", "yarn:4", "--threads", "3"])
+    flags = ["--kv-cap", "2GiB", "--rope", "yarn:4", "--threads", "3", "--store", "kv", "--tiering", "off"]
+    result = CliRunner().invoke(app, ["config", *flags, "--host-kv", "64tokens", "--window", "128"])
     assert result.exit_code == 0
     assert "kv_bytes: 2GiB" in result.output
     assert "type: yarn" in result.output
     assert "threads: 3" in result.output
+    assert "kv_bytes: 64tokens" in result.output
+    assert "window_tokens: 128" in result.output
+    assert "store: kv" in result.output
+    assert "mode: 'off'" in result.output
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "rule"),
     [
         ("--kv-cap", "4gigs", "a size is a number and a unit"),
+        ("--device-kv", "4gigs", "or a number of tokens, such as 2048tokens"),
+        ("--host-kv", "x", "--host-kv sets host.kv_bytes"),
+        ("--store-capacity", "x", "--store-capacity sets nvme.capacity"),
+        ("--window", "100", "multiple of 64"),
         ("--rope", "ntk", "a kind and a factor"),
         ("--threads", "0", "a whole number from 1"),
         ("--config", "nowhere.yaml", "cannot read the settings in nowhere.yaml"),

@@ -28,7 +28,7 @@ def test_mistake_of_ours_is_one_line_that_says_how_to_see_more(capsys: pytest.Ca
 def test_lack_of_memory_names_what_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = ended_by(MemoryError(), capsys)
     assert code == 1
-    assert "--kv-cap" in text
+    assert "--device-kv or --host-kv" in text
 
 
 def test_debug_shows_the_traceback_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h3kv.core.units import describe_size, format_duration, format_size, parse_duration, parse_size
+from h3kv.core.units import (
+    TokenCount,
+    describe_size,
+    format_cap,
+    format_duration,
+    format_size,
+    parse_cap,
+    parse_duration,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +71,17 @@ def test_exact_size_uses_the_largest_whole_unit(size_bytes: int, text: str) -> N
 )
 def test_described_size_has_three_digits(size_bytes: int, text: str) -> None:
     assert describe_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "cap"), [("2048tokens", TokenCount(2048)), (" 64 tokens ", TokenCount(64)), ("4GiB", 4 << 30), (7, 7)]
+)
+def test_caps_are_sizes_or_tokens(text: str | int, cap: int | TokenCount) -> None:
+    assert parse_cap(text) == cap
+    assert parse_cap(format_cap(cap)) == cap
+
+
+@pytest.mark.parametrize("text", ["1.5tokens", "-1tokens", "tokens", "2048 tokns", "2048", True])
+def test_what_is_no_cap_is_refused_with_the_rule(text: str | int) -> None:
+    with pytest.raises(ValueError, match=r"tokens"):
+        parse_cap(text)

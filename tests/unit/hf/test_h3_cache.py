@@ -207,7 +207,7 @@ def test_a_scale_is_passed_through(cache: H3Cache) -> None:
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, heads, 70, 16, generator=generator) for heads in (4, 2, 2))
     states, _ = cache.update(k, v, 0)
-    out, weights = attention_forward(torch.nn.Module(), q, states, states, None, scaling=0.5)
+    out, weights = attention_forward(torch.nn.Module(), q, states, states, scaling=0.5, is_causal=None)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5, enable_gqa=True)
     assert weights is None
     torch.testing.assert_close(out, expected.transpose(1, 2), atol=1e-5, rtol=0)

@@ -16,6 +16,7 @@ from h3kv.testing.io_file import WAIT_NS, IoFile, run
 from h3kv.tiers.io import (
     CANCELLED,
     CHECKSUM_MISMATCH,
+    DEADLINE,
     END_OF_FILE,
     ERROR,
     FLUSH,
@@ -32,15 +33,20 @@ SIZE = 1 << 20
 PAGE = 4096
 
 
+@pytest.fixture
+def ring() -> None:
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    probe = IoEngine.open([descriptor], depth=1)
+    probe.close()
+    os.close(descriptor)
+    if probe.backend != "io_uring":
+        pytest.skip(f"no io_uring here: {probe.fallback_reason}")
+
+
 @pytest.fixture(params=["io_uring", "threads"])
 def backend(request: pytest.FixtureRequest) -> Literal["io_uring", "threads"]:
     if request.param == "io_uring":
-        descriptor = os.open("/dev/null", os.O_RDONLY)
-        probe = IoEngine.open([descriptor], depth=1)
-        probe.close()
-        os.close(descriptor)
-        if probe.backend != "io_uring":
-            pytest.skip(f"no io_uring here: {probe.fallback_reason}")
+        request.getfixturevalue("ring")
     return cast(Literal["io_uring", "threads"], request.param)
 
 
@@ -195,6 +201,27 @@ def test_a_wait_ends_with_its_time(file: IoFile, backend: Literal["io_uring", "t
     os.close(writer)
 
 
+def test_a_read_that_the_kernel_cannot_finish_is_cancelled_at_its_deadline(file: IoFile, ring: None) -> None:
+    reader, writer = os.pipe()
+    engine = IoEngine.open([reader, file.descriptor], depth=2, backend="io_uring")
+    stuck, other = file.op(READ, 0, PAGE, tag=1, deadline_ms=5), file.op(READ, PAGE, PAGE, tag=2)
+    other["file"] = 1
+    results_N = run(engine, stuck, other)
+    assert results_N[["tag", "status"]].tolist() == [(2, OK), (1, DEADLINE)]
+    os.write(writer, bytes(range(200)))
+    assert not file.read_N[:PAGE].any()
+    engine.submit(file.op(READ, 0, 200, tag=3))
+    engine.submit(file.op(READ, 0, 200, tag=4))
+    engine.wait(WAIT_NS)
+    engine.cancel_all()
+    engine.wait(WAIT_NS, results=2)
+    assert sorted(engine.poll()[["tag", "status"]].tolist()) == [(3, OK), (4, CANCELLED)]
+    engine.close()
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.slow
 def test_ten_thousand_ops_leave_no_descriptor_behind(file: IoFile, backend: Literal["io_uring", "threads"]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):

@@ -89,7 +89,7 @@ class Commits:
 
     def undo(self, extent: Extent, *, urgent: bool = False) -> None:
         """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
-        if extent.is_on_disk:
+        if extent.is_on_disk and self.broken is None:
             extent.is_on_disk = False
             self.undo_block(extent.block, extent.blocks)
             self._undo_is_urgent |= urgent
@@ -172,9 +172,11 @@ class Commits:
     def _run(self, batch: _Batch) -> Generator[list[Request], None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
         first = [self._undo_write(block) for block, _ in batch.undone]
-        claimed = self._room.take_claims()
+        claimed, early_bytes = self._room.take_claims(), 0
         if claimed or _overlap(batch.extents, batch.undone):
-            yield first + [request for area in claimed for request in self._blank_writes(area)]
+            first += [request for area in claimed for request in self._blank_writes(area)]
+            early_bytes = sum(request.size for request in first)
+            yield first
             yield [Request(kind=FLUSH)]
             first = [self._claim_write(area) for area in claimed]
         if claimed:
@@ -185,12 +187,12 @@ class Commits:
         data = [request for extent in wanted for request in self._data_writes(extent)]
         if first or data:
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
-            spent = sum(request.size for request in first + data) + headers_bytes + SECTOR_BYTES
+            spent = early_bytes + sum(request.size for request in first + data) + headers_bytes + SECTOR_BYTES
             yield [*first, *data, self._budget.spend(spent)]
             yield [Request(kind=FLUSH)]
-        wanted = [extent for extent in wanted if extent.owned_layers]
-        if wanted:
-            yield [self._header_write(extent) for extent in wanted]
+        whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
+        if whole:
+            yield [self._header_write(extent) for extent in whole]
             yield [Request(kind=FLUSH)]
 
     def _data_writes(self, extent: Extent) -> list[Request]:

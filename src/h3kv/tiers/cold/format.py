@@ -35,8 +35,8 @@ def format_store(
         StoreError: it cannot be written, is in use otherwise, or `yes` does not repeat its size or serial.
         StoreFormatError: something else lies there.
     """
-    path = resolve(place)
-    if not path.exists():
+    path, is_there = resolve(place)
+    if not is_there:
         geometry = plan_volume(_needed(capacity_bytes, path), area_bytes=area_bytes)
         with contextlib.closing(create_file(path, geometry.capacity_bytes)) as draft:
             make_store(draft, make_engine, geometry)

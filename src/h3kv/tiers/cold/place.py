@@ -67,9 +67,17 @@ class OpenPlace:
             self.file = -1
 
 
-def resolve(place: Path) -> Path:
-    """The path of the file or device that a place stands for."""
-    return place / STORE_FILE if place.is_dir() else place
+def resolve(place: Path) -> tuple[Path, bool]:
+    """The path of the file or device that a place stands for, and whether anything is there.
+
+    Raises:
+        StoreError: this user may not look.
+    """
+    try:
+        path = place / STORE_FILE if place.is_dir() else place
+        return path, path.exists()
+    except OSError as error:
+        raise _store_error("cannot look for the cold store", place, error) from error
 
 
 def open_place(path: Path) -> OpenPlace:

@@ -122,8 +122,7 @@ class Segments:
         """
         extents = self.extents.release(handles)
         for handle, extent in zip(handles, extents, strict=True):
-            if extent.segment is not None:
-                self.visible.pop(SlabKey(extent.segment, extent.layer_of(handle)), None)
+            self._hide(extent, handle)
         return list({id(extent): extent for extent in extents}.values())
 
     def retire(self, extent: Extent) -> bool:
@@ -131,10 +130,16 @@ class Segments:
         if extent.phase is not Phase.VISIBLE:
             return False
         extent.phase = Phase.RETIRED
-        assert extent.segment is not None
-        for layer in range(self._layers):
-            self.visible.pop(SlabKey(extent.segment, layer), None)
+        for handle in extent.handles_L:
+            self._hide(extent, handle)
         return True
+
+    def _hide(self, extent: Extent, handle: SlotHandle) -> None:
+        """Forget a slab, unless its segment has been written to other slots since."""
+        if extent.segment is not None:
+            key = SlabKey(extent.segment, extent.layer_of(handle))
+            if self.visible.get(key) == handle:
+                del self.visible[key]
 
     def check_integrity(self) -> None:
         """Assert that no two extents share a block, and that each visible slab has the slot it is shown with."""

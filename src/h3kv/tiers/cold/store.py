@@ -141,8 +141,7 @@ class ColdStore:
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`."""
         self._check_open()
-        if self._commits.broken is not None:
-            raise self._commits.broken
+        self._check_unbroken()
         layers = self._layers
         sizes = [extent_class(size) for size in blocks[::layers]]
         assert [extent_class(size) for size in blocks] == [size for size in sizes for _ in range(layers)], (
@@ -165,8 +164,8 @@ class ColdStore:
         """See `BlockStore.submit`."""
         self._check_open()
         writes = [move for move in moves if isinstance(move, Move)]
-        if writes and self._commits.broken is not None:
-            raise self._commits.broken
+        if writes:
+            self._check_unbroken()
         targets = self._segments.check_moves(writes)
         fetches = [move for move in moves if isinstance(move, Fetch)]
         sources = [self._segments.check_fetch(fetch) for fetch in fetches]
@@ -309,6 +308,12 @@ class ColdStore:
         self._volume.requests.poll()
         self._written += self._commits.advance()
         self._meter.update(self._commits, self._fetches)
+
+    def _check_unbroken(self) -> None:
+        broken = self._commits.broken
+        if broken is not None:
+            # A new one each time: the first is in completions, and would gather the traces of all who meet it.
+            raise TierBrokenError(str(broken), tier=self.tier)
 
     def _check_budget(self, needed_bytes: int) -> None:
         left = self._budget.left_bytes

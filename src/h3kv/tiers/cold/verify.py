@@ -42,7 +42,7 @@ def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport
         StoreFormatError: it is no store, or one of another version, damaged as a whole, or cut.
         StoreError: it cannot be opened.
     """
-    path = resolve(place)
+    path, _ = resolve(place)
     with contextlib.closing(open_place(path)) as opened, contextlib.closing(Requests(make_engine([opened.file]))) as io:
         volume = Volume(opened, io)
         for area, entry in enumerate(volume.areas):

@@ -144,8 +144,8 @@ def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int 
         StoreFormatError: what is there is no store, one of another version, damaged, or cut.
         StoreError: it cannot be opened or read, or a new one cannot be made.
     """
-    path = resolve(place)
-    if not path.exists():
+    path, is_there = resolve(place)
+    if not is_there:
         if capacity_bytes is None:
             raise ConfigError(f"{path} does not exist: set nvme.capacity, and it is made", field="nvme.capacity")
         geometry = plan_volume(capacity_bytes, layout=layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -28,7 +29,7 @@ from h3kv.testing.cold_segments import (
     submit_segments,
     write_segments,
 )
-from h3kv.tiers.cold import ColdStore
+from h3kv.tiers.cold import ColdStore, ColdStoreConfig
 from h3kv.tiers.cold.geometry import MIB, AreaGeometry, capacity_for, layout_mark
 
 OTHER_LAYOUT = CacheLayout(slab=SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=32), kv_heads=1), layers=2)
@@ -128,6 +129,18 @@ def test_segment_of_which_a_slot_was_released_never_becomes_whole(tmp_path: Path
         assert keep(store) == {}
 
 
+def test_slots_of_a_failed_try_are_released_without_hiding_the_next_one(tmp_path: Path) -> None:
+    with contextlib.closing(open_store(tmp_path)) as store:
+        first = store.reserve([1, 1])
+        store.submit(moves_of(first, 1, 1, layout=LAYOUT)[:1])
+        store.release(first[1:])
+        settle(store, 1)
+        second = write_segments(store, [(1, 1)])[1]
+        store.release(first[:1])
+        assert store.lookup(SlabKey(SegmentId(1), 0)) == second[0]
+        store.check_integrity()
+
+
 def test_flipped_byte_is_noticed_counted_and_gone_for_good(tmp_path: Path) -> None:
     with contextlib.closing(open_store(tmp_path)) as store:
         write_segments(store, [(1, 4), (2, 4)])
@@ -166,6 +179,31 @@ def test_damaged_header_is_a_miss(tmp_path: Path) -> None:
     with contextlib.closing(open_store(tmp_path, telemetry=telemetry)) as store:
         assert len(keep(store)) == 1
         assert telemetry.value(names.CORRUPT_SLABS, tier="nvme") == 1
+
+
+def test_engine_that_runs_is_shown(tmp_path: Path) -> None:
+    telemetry = Recorder()
+    config = ColdStoreConfig(capacity_bytes=capacity_for(LAYOUT, units=1), backend="threads")
+    store = ColdStore.open(tmp_path, LAYOUT, fingerprint=FINGERPRINT, config=config, telemetry=telemetry)
+    store.close()
+    store.close()
+    assert telemetry.value(names.IO_BACKEND, tier="nvme", backend="threads") == 1
+    assert telemetry.value(names.STORE_DEGRADED, tier="nvme") == 0
+
+
+def test_opening_and_closing_leaves_no_descriptors(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    open_store(tmp_path).close()
+    gc.collect()
+    before = descriptors()
+    for _ in range(10):
+        with contextlib.closing(open_store(tmp_path)) as store:
+            write_segments(store, [(1, 1)])
+        with pytest.raises(ConfigError):
+            open_store(tmp_path, capacity_bytes=MIB + 4096)
+    assert descriptors() <= before
 
 
 def test_unaligned_sources_and_targets_are_copied(tmp_path: Path) -> None:
@@ -314,7 +352,7 @@ def test_model_whose_segments_do_not_fit_an_area_is_refused(tmp_path: Path) -> N
 
 def test_writes_stop_at_the_budget_of_the_day(tmp_path: Path) -> None:
     telemetry = Recorder()
-    budget = 8 * LAYOUT.block_bytes
+    budget = 16 * LAYOUT.block_bytes
 
     def reopen(day: int) -> ColdStore:
         return open_store(tmp_path, write_bytes_per_day=budget, day=day, telemetry=telemetry)
@@ -327,7 +365,7 @@ def test_writes_stop_at_the_budget_of_the_day(tmp_path: Path) -> None:
         store.release([a, b])
     for day in (1, 0):
         with contextlib.closing(reopen(day)) as store, pytest.raises(TierFullError, match="today"):
-            store.reserve([4, 4])
+            store.reserve([8, 8])
     assert telemetry.value(names.WRITE_BUDGET_REFUSALS, tier="nvme") == 3
     with contextlib.closing(reopen(1)) as store:
         write_segments(store, [(2, 1)])

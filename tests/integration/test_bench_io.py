@@ -1,0 +1,48 @@
+"""The I/O benchmark measures what it says, in small, and leaves no file behind."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from h3kv.bench.io import Setting, run
+from h3kv.bench.results import Results
+from h3kv.core.errors import ConfigError
+
+MIB = 1 << 20
+
+
+def setting(folder: Path, *, file: Path | None = None, told: list[str] | None = None) -> Setting:
+    return Setting(file, folder, 32 * MIB, 1, 0.05, (told if told is not None else []).append)
+
+
+@pytest.mark.slow
+def test_io_benchmark_emits_every_metric_and_removes_its_file(tmp_path: Path) -> None:
+    results = Results()
+    run(results, setting(tmp_path))
+    figures = ("gb_per_s",) if shutil.which("fio") is None else ("gb_per_s", "fio_gb_per_s", "vs_fio")
+    assert set(results.metrics) == {f"io.read_{size}.{figure}" for size in ("4m", "64k", "4k") for figure in figures}
+    assert all(math.isfinite(value) and value > 0 for value in results.metrics.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_without_fio_our_own_figures_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    results, told = Results(), list[str]()
+    run(results, setting(tmp_path, told=told))
+    assert set(results.metrics) == {f"io.read_{size}.gb_per_s" for size in ("4m", "64k", "4k")}
+    assert "fio is not on the PATH: our own figures only" in told
+
+
+def test_a_file_that_is_missing_or_too_small_and_a_folder_that_refuses_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*missing"):
+        run(Results(), setting(tmp_path, file=tmp_path / "missing"))
+    (tmp_path / "small").write_bytes(bytes(4096))
+    with pytest.raises(ConfigError, match="choose one of 4 GiB or more"):
+        run(Results(), setting(tmp_path, file=tmp_path / "small"))
+    with pytest.raises(ConfigError, match="choose another --folder"):
+        run(Results(), setting(tmp_path / "nowhere"))

@@ -112,7 +112,8 @@ class RingKernel final : public Kernel {
     if (wake_.value < 0) return because("eventfd", errno);
     files_ = options.files;
     // EMFILE and EBADF among others: plain descriptors then work, or say in each op why not.
-    fixed_files_ = ring_register(ring_.value, IORING_REGISTER_FILES, files_.data(), static_cast<std::uint32_t>(files_.size())) == 0;
+    const auto count = static_cast<std::uint32_t>(files_.size());
+    fixed_files_ = ring_register(ring_.value, IORING_REGISTER_FILES, files_.data(), count) == 0;
     return "";
   }
 
@@ -223,7 +224,8 @@ class RingKernel final : public Kernel {
   }
 
   void enter(std::uint32_t submit, std::uint64_t wait_ns) {
-    const __kernel_timespec time{static_cast<std::int64_t>(wait_ns / 1'000'000'000), static_cast<long long>(wait_ns % 1'000'000'000)};
+    const auto whole = static_cast<long long>(wait_ns);
+    const __kernel_timespec time{whole / 1'000'000'000, whole % 1'000'000'000};
     io_uring_getevents_arg argument{};
     argument.ts = wait_ns == kForever || wait_ns == 0 ? 0 : reinterpret_cast<std::uint64_t>(&time);
     ++calls_;

@@ -124,7 +124,8 @@ void check_threads(const char* backend, const Expect& expect) {
 void check_script(const Expect& expect) {
   const TemporaryFile file;
   std::vector<unsigned char> target(kSize);
-  const std::vector<Op> ops{op_of(Kind::kRead, 0, 8, target.data(), nullptr), op_of(Kind::kRead, 8, 8, target.data(), nullptr)};
+  const std::vector<Op> ops{op_of(Kind::kRead, 0, 8, target.data(), nullptr),
+                            op_of(Kind::kRead, 8, 8, target.data(), nullptr)};
   const auto statuses = [&](std::vector<Fault> faults, Status first, Status second, const char* what) {
     Engine engine(options_of(file, "script", std::move(faults)));
     std::vector<Op> both = ops;

@@ -17,7 +17,7 @@ from h3kv.testing.tiny_models import write_tiny_model
 
 DEADLINE_S = 120.0
 DOCUMENT = "The keeper climbed the stairs and lit the lamp before the storm came over the bay. " * 60
-FLAGS = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "4096tokens", "--dtype", "fp32")
+FLAGS = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "16MiB", "--dtype", "fp32")
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +50,9 @@ def started(flags: list[str]) -> subprocess.Popen[str]:
 
 
 def await_line(stream: IO[str] | None, mark: str) -> None:
-    """Read lines up to the first that ends so."""
+    """Read lines up to the first that begins so."""
     assert stream is not None
-    assert any(line.endswith(f"{mark}\n") for line in stream), f"{mark} did not come"
+    assert any(line.startswith(mark) for line in stream), f"{mark} did not come"
 
 
 def interrupt(process: subprocess.Popen[str], *, times: int = 1) -> None:
@@ -76,19 +76,19 @@ def resident_answer(flags: list[str]) -> str:
 
 def test_while_the_model_is_loaded(flags: list[str]) -> None:
     with started(flags) as process:
-        await_line(process.stderr, ": 0 %")
+        await_line(process.stderr, "loading")
         interrupt(process)
     assert next_answer(flags)["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("mark", ["reading: 0 %", "reading: 25 %", "reading: 75 %"])
+@pytest.mark.parametrize("mark", ["reading: 0", "reading: 2", "reading: 7"])
 def test_while_the_document_is_read(flags: list[str], mark: str) -> None:
     with started(flags) as process:
         await_line(process.stderr, mark)
         interrupt(process)
     answer = next_answer(flags)
     assert answer["cached_tokens"] % 64 == 0
-    assert (answer["cached_tokens"] > 0) >= (mark != "reading: 0 %")
+    assert answer["cached_tokens"] > 0 or mark == "reading: 0"
     assert answer["answer"] == resident_answer(flags)
 
 

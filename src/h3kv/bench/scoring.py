@@ -12,13 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from h3kv.engine.sequence_kv import SequenceKv
+from h3kv.engine.pool import KvPool
 from h3kv.models.decoder import Decoder
 from h3kv.models.kernels import Kernels
 from h3kv.models.loader import LoadedModel
 from h3kv.models.native_kernels import NativeKernels
 from h3kv.models.torch_kernels import TorchKernels
-from h3kv.node import Node
 
 ROWS: Final = 128
 """Rows of logits that are widened to fp64 at a time."""
@@ -31,37 +30,30 @@ def decoder_of(model: LoadedModel) -> Decoder:
     return Decoder(model.config, model.weights, kernels)
 
 
-def window_loss(decoder: Decoder, node: Node, tokens: Sequence[int], *, chunk_tokens: int) -> float:
+def window_loss(decoder: Decoder, pool: KvPool, tokens: Sequence[int], *, chunk_tokens: int) -> float:
     """Sum of -log p of every token of a window but its first, in nats.
 
-    The window is a sequence of its own in the node's pool, read as the engine reads a prompt.
-
     Args:
-        decoder: of the node's model.
-        node: whose pool holds the KV; no request runs in it.
+        decoder: its KV has the pool's layout.
+        pool: holds the window's KV as that of a sequence of its own, read as the engine reads a prompt.
         tokens: of the window. The last one is only scored, not read.
         chunk_tokens: read at a time.
     """
-    kv = node.pool.open_private()
+    kv = pool.open_private()
+    losses = []
     try:
-        return math.fsum(
-            chunk_loss(decoder, node, kv, tokens, range(start, min(start + chunk_tokens, len(tokens) - 1)))
-            for start in range(0, len(tokens) - 1, chunk_tokens)
-        )
+        for start in range(0, len(tokens) - 1, chunk_tokens):
+            end = min(start + chunk_tokens, len(tokens) - 1)
+            pool.placer.tick()
+            kv.prepare(end - start)
+            logits_TV = decoder.forward(torch.tensor(tokens[start:end]), kv, logits="all")
+            kv.settle(())
+            next_T = torch.tensor(tokens[start + 1 : end + 1])
+            rows = (slice(row, row + ROWS) for row in range(0, end - start, ROWS))
+            losses += [_loss(logits_TV[part], next_T[part]) for part in rows]
     finally:
-        node.pool.close_sequence(kv, None, ())
-
-
-def chunk_loss(decoder: Decoder, node: Node, kv: SequenceKv, tokens: Sequence[int], chunk: range) -> float:
-    """Read a chunk, and score the token after each of its tokens."""
-    node.pool.placer.tick()
-    kv.prepare(len(chunk))
-    ids_T = torch.tensor(tokens[chunk.start : chunk.stop], dtype=torch.int64)
-    logits_TV = decoder.forward(ids_T, kv, logits="all")
-    kv.settle(())
-    next_T = torch.tensor(tokens[chunk.start + 1 : chunk.stop + 1], dtype=torch.int64)
-    parts = (slice(row, row + ROWS) for row in range(0, len(chunk), ROWS))
-    return math.fsum(_loss(logits_TV[part], next_T[part]) for part in parts)
+        pool.close_sequence(kv, None, ())
+    return math.fsum(losses)
 
 
 def _loss(logits_TV: Tensor, next_T: Tensor) -> float:

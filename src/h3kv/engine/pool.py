@@ -31,7 +31,7 @@ from h3kv.tiers.host import HostStore
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
 
-STAGING_SHARE = 4
+STAGING_SHARE = 3
 """Staging takes at most this part of the HOST cap."""
 
 
@@ -60,7 +60,7 @@ class TieringConfig:
     window_tokens: int = 1024
     """Newest tokens of a sequence that stay on the device: a multiple of 64."""
     staging_bytes: int = 32 << 20
-    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a quarter of it. Enough to keep
+    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it. Enough to keep
     the disk busy while a layer is computed."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""

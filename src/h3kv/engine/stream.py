@@ -114,9 +114,15 @@ class SlabStream:
     def take(self, slabs: Sequence[SlabKey]) -> list[int]:
         """See `SlabSource.take`."""
         self._poll()
-        addresses = [self._wait_for(slabs[0])]
+        # A group at a time, since each taking and each attention over what was taken costs as much for one as for many.
         # Half of the slots at most: the others are filled meanwhile.
-        for slab in slabs[1 : len(self._views) // 2]:
+        group = max(len(self._views) // FILL_SHARE, 1)
+        addresses = [self._wait_for(slab) for slab in slabs[:1]]
+        for slab in slabs[1:group]:
+            if slab not in self._fetching and slab not in self._ready:
+                break
+            addresses.append(self._wait_for(slab))
+        for slab in slabs[len(addresses) : len(self._views) // 2]:
             address = self._take_ready(slab)
             if address is None:
                 break

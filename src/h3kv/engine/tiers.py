@@ -17,7 +17,7 @@ from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
 from h3kv.tiers.io import IoEngine
 
-IO_DEPTH = 64
+IO_DEPTH = 16
 """Reads and writes in flight: bulk reads of whole slabs fill a disk's bandwidth with fewer."""
 
 

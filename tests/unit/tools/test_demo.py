@@ -3,10 +3,15 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from h3kv.core.units import TokenCount, parse_cap
+from h3kv.testing.tiny_models import write_tiny_model
+
 ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "examples" / "demo"
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +36,51 @@ def test_shipped_job_asks_about_the_middle_of_the_document(demo: ModuleType) -> 
 
 
 def test_questions_of_the_users_own_have_no_expected_answer(demo: ModuleType) -> None:
-    job = demo.job(["--document", "a.txt", "--question", "Who?", "--rope", "yarn:4", "--threads", "1"])
+    job = demo.job(["--document", "a.txt", "--question", "Who?", "--rope", "yarn:4", "--host-kv", "1GiB"])
     shipped = json.loads((ROOT / "examples/demo/demo.json").read_text(encoding="utf-8"))
     assert job.expected == []
-    limit = str(shipped["answer_tokens"])
-    flags = ["--rope", "yarn:4", "--max-new-tokens", limit, "--threads", "1"]
-    assert demo.command(job) == ["h3", "run", "--document", "a.txt", *flags, "--question", "Who?"]
+    caps = [word for name, cap in shipped["caps"].items() for word in (f"--{name}", cap)]
+    flags = ["--rope", "yarn:4", "--max-new-tokens", str(shipped["answer_tokens"]), *caps, "--host-kv", "1GiB"]
+    words = demo.command(job, Path("kv"), questions=job.questions)
+    assert words == ["h3", "run", "--document", "a.txt", *flags, "--store", "kv", "--question", "Who?"]
 
 
-def test_what_a_command_says_is_passed_on_and_given_back(
-    demo: ModuleType, capfdbinary: pytest.CaptureFixture[bytes]
+def test_caps_are_smaller_than_the_document(demo: ModuleType) -> None:
+    shipped = json.loads((ROOT / "examples/demo/demo.json").read_text(encoding="utf-8"))
+    words = (FOLDER / shipped["document"]).read_text(encoding="utf-8").split()
+    in_memory = [parse_cap(shipped["caps"][name]) for name in ("device-kv", "host-kv")]
+    assert all(isinstance(cap, TokenCount) and cap.count < len(words) for cap in in_memory)
+
+
+def test_text_of_a_command_is_passed_on_and_its_report_given_back(
+    demo: ModuleType, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    text = demo.spoken(["h3", "--version"])
-    assert text.startswith("h3 ")
-    assert capfdbinary.readouterr().out == text.encode()
+    write_tiny_model(tmp_path / "tiny")
+    (tmp_path / "a.txt").write_text("The keeper lit the lamp.")
+    words = ["h3", "run", "--model", str(tmp_path / "tiny"), "--document", str(tmp_path / "a.txt")]
+    report = demo.reported([*words, "--question", "Who?", "--max-new-tokens", "4"], tmp_path / "report.json")
+    assert capfdbinary.readouterr().out.decode() == f"{report['answers'][0]['answer']}\n"
 
 
-def test_failed_command_fails_the_demo(demo: ModuleType) -> None:
+def test_failed_command_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
-        demo.spoken(["h3", "run", "--document", "nowhere.txt", "--question", "Who?"])
+        demo.reported(["h3", "run", "--document", "nowhere.txt", "--question", "Who?"], tmp_path / "report.json")
     assert caught.value.code == 1
+
+
+def report(answer: str, *, ttft_s: float, cached: int) -> dict[str, Any]:
+    return {"answers": [{"answer": answer, "ttft_s": ttft_s, "cached_tokens": cached, "prompt_tokens": 1200}]}
+
+
+def test_answers_are_compared_with_what_is_expected(demo: ModuleType) -> None:
+    found = report("It was Walker.", ttft_s=1.0, cached=0)
+    assert demo.missing(["Walker", "not asked"], found) == []
+    assert demo.missing(["22,000"], found) == ["22,000"]
+
+
+def test_comparison_says_how_much_sooner_the_first_token_came(demo: ModuleType) -> None:
+    text = demo.comparison(report("", ttft_s=30.0, cached=0), report("", ttft_s=0.5, cached=1152))
+    assert text == (
+        "the second process found 1,152 of 1,200 prompt tokens in the store: its first token came after 0.50 s, that "
+        "of the first process after 30.00 s: 60 times sooner"
+    )

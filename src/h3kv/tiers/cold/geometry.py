@@ -178,7 +178,7 @@ def plan_volume(
         raise ConfigError(
             f"a cold store of {describe_size(capacity_bytes)} has no room for an area of "
             f"{describe_size(max(area_bytes, 0))} after its tables of {describe_size(geometry.data_offset)}: "
-            "raise nvme.capacity",
+            "raise nvme.capacity, or lower --area of `h3 format`",
             field="nvme.capacity",
         )
     return geometry

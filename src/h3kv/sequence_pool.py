@@ -20,7 +20,6 @@ from torch import Tensor
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.attention.token_rows import append_only, past_pages
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.errors import (
     ConfigError,
@@ -146,7 +145,7 @@ class SequencePool:
             self._check_room(sequences, counts)
             for sequence, tokens in zip(sequences, counts, strict=True):
                 if tokens:
-                    sequence.prepare(tokens)
+                    sequence.prepare(tokens, reads_ahead=False)
             self._read_ahead([sequence for sequence, tokens in zip(sequences, counts, strict=True) if tokens])
 
     def attend(
@@ -169,7 +168,7 @@ class SequencePool:
     def append(self, sequence: SequenceKv, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Append keys and values of a chunk without attending. As `attend` otherwise."""
         with self._noting_losses():
-            append_only(sequence.cache, layer, k_TKD, v_TKD)
+            sequence.cache.append(layer, k_TKD, v_TKD)
 
     def pages(self, sequence: SequenceKv, layer: int) -> Iterator[NDArray[np.void]]:
         """Page lists [K, N] of a sequence's past in one layer, in token order. Each stays until the next is asked for.
@@ -183,7 +182,7 @@ class SequencePool:
                 f"scores over a cache on {self.device}: use h3_attention.attend, which needs none of them"
             )
         with self._noting_losses():
-            yield from past_pages(sequence.cache, layer)
+            yield from sequence.cache.past_pages(layer)
 
     def statistics(self) -> dict[Tier, StoreStatistics]:
         """Occupancy of each tier."""

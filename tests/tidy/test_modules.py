@@ -6,13 +6,13 @@ from pathlib import Path
 
 from .sources import ROOT, files, imports, module_name, parsed, shown
 
-ENTRY_POINTS = {"h3kv", "h3kv.__main__", "h3kv.cli", "h3kv.node"}
+ENTRY_POINTS = {"h3kv", "h3kv.__main__", "h3kv.cli", "h3kv.node", "h3kv.h3_attention", "h3kv.h3_kv_cache", "h3kv.hf"}
 """Front doors: users import or run them."""
 
 ORACLES = {"h3kv.attention.reference"}
 """Slow and plain: what tests compare with."""
 
-EXTRAS = re.compile(r"/h3kv/(?:bench|testing)/")
+EXTRAS = re.compile(r"/h3kv/(?:bench|hf|testing)/")
 """What needs the optional requirements."""
 
 MODULE_OF = {"pyyaml": "yaml", "pydantic-settings": "pydantic_settings"}

@@ -134,8 +134,11 @@ class Attention:
             raise ShapeError(f"the output can be fp32, bf16 or fp16, not {out_dtype}")
         if scale is not None and scale <= 0:
             raise ShapeError(f"scale = {scale}: must be above 0")
-        if head_dim != layout.head_dim or kv_heads == 0 or heads % kv_heads != 0:
-            raise ShapeError(f"{heads} query heads of {head_dim} over {kv_heads} KV heads of {layout.head_dim}")
+        if head_dim != layout.head_dim or min(q_THD.shape[0], heads, kv_heads) == 0 or heads % kv_heads != 0:
+            raise ShapeError(
+                f"{q_THD.shape[0]} tokens of {heads} query heads of {head_dim} over {kv_heads} KV heads of "
+                f"{layout.head_dim}"
+            )
         self._q_THD = q_THD
         self._pages_KN = pages_KN
         self._page_code = CODES[TORCH_DTYPES[layout.dtype]]

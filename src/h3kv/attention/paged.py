@@ -6,14 +6,14 @@ Shapes: T tokens of a chunk, Q query rows (T or fewer), L layers, H query heads,
     lies in   device |  HOST slot   |  NVMe     |  HOST slot | device, filled by the next chunks
     tokens         |                |           |            |   ^ tokens
 
-The cache owns no memory. Its owner places runs of blocks, and places them again when they have moved. A run that lies on
-NVMe in some layer is taken from a `SlabSource` when that layer attends, in position order and in whole slabs; attention
-reads it where the source put it. However the pages lie, the same numbers are added in the same order.
+The cache owns no memory. Its owner places runs of blocks, and places them again when they have moved. A run that lies
+on NVMe in some layer is taken from a `SlabSource` when that layer attends, in position order and in whole slabs;
+attention reads it where the source put it. However the pages lie, the same numbers are added in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -201,13 +201,9 @@ class PagedCache:
         Raises:
             SlabCorruptError, SlabUnavailableError: as `SlabSource.take`. The chunk may be computed again.
         """
-        end = self._tokens + len(k_TKD)
-        if self._counted != end:
-            self._count(end)
-        pages_KN = self._used_LKN[layer]
-        page = self._layout.slab.page
-        self._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, layout=page, index=self._tokens)
-        q_QHD, position = q_QHD.contiguous(), end - len(q_QHD)
+        self.append(layer, k_TKD, v_TKD)
+        pages_KN, page = self._used_LKN[layer], self._layout.slab.page
+        q_QHD, position = q_QHD.contiguous(), self._tokens + len(k_TKD) - len(q_QHD)
         is_device_N = self._is_device_N[: pages_KN.shape[1]]
         cold = self._cold_runs(layer)
         if not cold and (self._is_native or is_device_N.all()):
@@ -221,6 +217,43 @@ class PagedCache:
             )
             return self._attend_runs(attention, layer, cold, np.arange(pages_KN.shape[1] + 1)).out_THD
         return self._attend_apart(layer, q_QHD, position, cold=cold, scale=scale)
+
+    def append(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
+        """Append a chunk's keys and values as `attend` does, without attending."""
+        end = self._tokens + len(k_TKD)
+        if self._counted != end:
+            self._count(end)
+        pages_KN, page = self._used_LKN[layer], self._layout.slab.page
+        self._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, layout=page, index=self._tokens)
+
+    def past_pages(self, layer: int) -> Iterator[NDArray[np.void]]:
+        """Page lists [K, N] of the tokens before the chunk, in token order, cut where pages lie on NVMe.
+
+        Each list may be read until the next is asked for.
+
+        Raises:
+            SlabCorruptError, SlabUnavailableError: as `SlabSource.take`.
+        """
+        pages = -(-self._tokens // BLOCK_TOKENS)
+        table_KN = self._table_LKN[layer, :, :pages].copy()
+        table_KN["count"] = np.clip(self._tokens - table_KN["first"], 0, BLOCK_TOKENS)
+        start = 0
+        for run in self._cold_runs(layer):
+            assert self._source is not None, "there is no source for what is not in memory"
+            if run.start > start:
+                yield table_KN[:, start : run.start]
+            slab = SlabKey(run.segment, layer)
+            keys_KB = self._source.take([slab])[0] + run.offsets_KB
+            run_KN = table_KN[:, run.start : run.end]
+            run_KN["keys"] = keys_KB
+            run_KN["values"] = keys_KB + np.uint64(self._layout.slab.page.keys_bytes)
+            try:
+                yield run_KN
+            finally:
+                self._source.give_back([slab])
+            start = run.end
+        if start < pages:
+            yield table_KN[:, start:]
 
     def advance(self, tokens: int) -> None:
         """End a chunk of so many tokens, after all layers saw it. A chunk that is not ended never was."""

@@ -5,12 +5,9 @@ Shapes: S tokens, K KV heads, D head dim, N pages, P pack, E elements of a page'
 Attention never needs this: it reads pages as they lie.
 """
 
-# ruff: noqa: SLF001  (the second reader of a page table, beside its own attention)
-
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -18,48 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention.native import TORCH_DTYPES
-from h3kv.attention.paged import PagedCache
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import BLOCK_TOKENS, PANEL_DIMS
-from h3kv.core.types import SlabKey
-
-
-def append_only(cache: PagedCache, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
-    """Append a chunk's keys and values [T, K, D] to a layer as `PagedCache.attend` does, without attending."""
-    cache._count(cache.tokens + len(k_TKD))
-    pages_KN = cache._used_LKN[layer]
-    page = cache._layout.slab.page
-    cache._kernels.append(k_TKD.contiguous(), v_TKD.contiguous(), pages_KN, layout=page, index=cache.tokens)
-
-
-def past_pages(cache: PagedCache, layer: int) -> Iterator[NDArray[np.void]]:
-    """Page lists [K, N] of the tokens before the chunk, in token order, cut where pages lie on NVMe.
-
-    Each list may be read until the next is asked for.
-
-    Raises:
-        SlabCorruptError, SlabUnavailableError: as `SlabSource.take`.
-    """
-    pages = -(-cache.tokens // BLOCK_TOKENS)
-    table_KN = cache._table_LKN[layer, :, :pages].copy()
-    table_KN["count"] = np.clip(cache.tokens - table_KN["first"], 0, BLOCK_TOKENS)
-    start = 0
-    for run in cache._cold_runs(layer):
-        assert cache._source is not None
-        if run.start > start:
-            yield table_KN[:, start : run.start]
-        slab = SlabKey(run.segment, layer)
-        keys_KB = cache._source.take(slab) + run.offsets_KB
-        try:
-            run_KN = table_KN[:, run.start : run.end]
-            run_KN["keys"] = keys_KB
-            run_KN["values"] = keys_KB + np.uint64(cache._layout.slab.page.keys_bytes)
-            yield run_KN
-        finally:
-            cache._source.give_back(slab)
-        start = run.end
-    if start < pages:
-        yield table_KN[:, start:]
 
 
 def read_keys(pages_KN: NDArray[np.void], layout: PageLayout) -> Tensor:

@@ -140,7 +140,7 @@ def _host(results: Results, setting: TieredSetting, sizes: Sizes, model: LoadedM
     with contextlib.ExitStack() as stack:
         contestants = {}
         for contestant in ("resident", "host"):
-            setting.progress(f"{name}, {contestant}: filled with random keys and values")
+            setting.progress(f"{name}, {contestant}: filling it with random keys and values")
             node = (
                 open_tiered(model, caps, store=None)
                 if contestant == "host"
@@ -171,7 +171,7 @@ def _cold(results: Results, setting: TieredSetting, sizes: Sizes, *, model: Load
     rounds = Rounds()
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(open_tiered(model, sizes.caps, store=store, store_tokens=sizes.context_tokens))
-        setting.progress(f"{name}: filled with random keys and values")
+        setting.progress(f"{name}: filling it with random keys and values")
         sequence = stack.enter_context(_filled(node, model, sizes))
         limit = stack.enter_context(DiskLimit(store / STORE_FILE))
         tell_store(store, setting.progress, is_direct=limit.is_direct)

@@ -57,7 +57,8 @@ class BlockStore(Protocol):
 
     def poll(self) -> list[Completion]:
         """Moves and fetches that ended since the last call, the oldest of each kind first; each successful move becomes
-        visible now."""
+        visible now.
+        """
         ...
 
     def wait(self, timeout_ns: int) -> None:

@@ -94,13 +94,13 @@ class Fetch:
     key: SlabKey
     source: SlotHandle
     target: memoryview
-    """Writable room for the first bytes of the slab: whole pages, at most the slot. The caller leaves it alone until the
-    completion; after an error it holds anything."""
+    """Writable room for the first bytes of the slab: whole pages, at most the slot. The caller leaves it alone until
+    the completion; after an error it holds anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of one move or fetch. A moved slab is visible from the moment that this is polled, unless `error` is set."""
+    """The end of one move or fetch. A moved slab is visible as soon as this was polled, unless `error` is set."""
 
     move: Move | Fetch
     error: Exception | None

@@ -2,8 +2,8 @@
 
     events of the table --> policy.placement.step --> Copy, Drop --> home and cold store --> completions --> events
 
-Nothing is dropped while attention reads: a step only takes notice of fetches that ended (`poll_cold`); plans are carried
-out in `tick`, before a step, and in `make_room`, when a segment is opened after one.
+Nothing is dropped while attention reads: a step only takes notice of fetches that ended (`poll_cold`); plans are
+carried out in `tick`, before a step, and in `make_room`, when a segment is opened after one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
-from h3kv.engine.segments import Arrival, Phase, Segment, SegmentTable
+from h3kv.engine.segment import Arrival, Phase, Segment
+from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import ViewableStore
 from h3kv.policy import placement as policy
 from h3kv.policy.eviction import Candidate, order_evictions

@@ -60,8 +60,8 @@ class TieringConfig:
     window_tokens: int = 1024
     """Newest tokens of a sequence that stay on the device: a multiple of 64."""
     staging_bytes: int = 32 << 20
-    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it. Enough to keep
-    the disk busy while a layer is computed."""
+    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it. Enough to
+    keep the disk busy while a layer is computed."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""
 
@@ -228,8 +228,8 @@ class KvPool:
         limit = self._sequences_max()
         if limit is not None and self._running >= limit:
             raise TierFullError(
-                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to end, "
-                "or raise device.kv_bytes and host.kv_bytes",
+                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to "
+                "end, or raise device.kv_bytes and host.kv_bytes",
                 tier=Tier.DEVICE,
                 needed_bytes=self.layout.block_bytes,
                 free_bytes=0,
@@ -237,8 +237,8 @@ class KvPool:
         left = self.capacity_blocks - self._committed_blocks
         if self._cold is not None and blocks > left:
             raise TierFullError(
-                f"the request may come to need {blocks} blocks, and running ones leave {left} of all tiers: wait for one "
-                "to end, or raise nvme.capacity",
+                f"the request may come to need {blocks} blocks, and running ones leave {left} of all tiers: wait for "
+                "one to end, or raise nvme.capacity",
                 tier=Tier.NVME,
                 needed_bytes=blocks * self.layout.block_bytes,
                 free_bytes=left * self.layout.block_bytes,
@@ -277,8 +277,8 @@ class KvPool:
         if needed_bytes > capacity_bytes:
             raise ConfigError(
                 f"the host cap is {capacity_bytes} bytes, but {needed_bytes} are needed: {slots} staging slots of "
-                f"{slab_bytes} bytes + one open segment of {SEGMENT_BLOCKS_MAX} blocks x {self.layout.block_bytes} bytes; "
-                "raise host.kv_bytes",
+                f"{slab_bytes} bytes + one open segment of {SEGMENT_BLOCKS_MAX} blocks x {self.layout.block_bytes} "
+                "bytes; raise host.kv_bytes",
                 field="host.kv_bytes",
             )
         return host.reserve([SEGMENT_BLOCKS_MAX] * slots)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.ports import Directory
 from h3kv.core.types import BlockKey, BlockLocation, SegmentId
-from h3kv.engine.segments import Segment, SegmentTable
+from h3kv.engine.segment import Segment
+from h3kv.engine.segments import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ class ChunkRule:
     """How known tokens are cut into chunks. A function of positions and configuration alone."""
 
     base_tokens: int
-    """Chunks end at multiples of it from the start of the prompt, wherever the first one begins: a prompt that was partly
-    found is cut as one that was not."""
+    """Chunks end at multiples of it from the start of the prompt, wherever the first one begins: a prompt that was
+    partly found is cut as one that was not."""
     room_tokens: int
     """Longest chunk that the device has room for."""
     resident_tokens: int | None

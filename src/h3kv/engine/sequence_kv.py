@@ -3,9 +3,9 @@
     blocks   0 | 1  2  3 | 4 ............... 19 | 20 .. 27 | 28 ......... 43 | 44
           (A, 1) (B, 3)    own, sealed when full  own, open  window            being filled
 
-A sequence pins every segment that it reads until it ends. Without a window its own segments lie where attention appends,
-and are written in place. With one, new blocks are written on the device, and each is copied into the open segment when it
-leaves the window.
+A sequence pins every segment that it reads until it ends. Without a window its own segments lie where attention
+appends, and are written in place. With one, new blocks are written on the device, and each is copied into the open
+segment when it leaves the window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
 from h3kv.engine.prefix import Mount
-from h3kv.engine.segments import Phase, Segment, SegmentTable
+from h3kv.engine.segment import Phase, Segment
+from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import Window
 
@@ -107,10 +108,11 @@ class SequenceKv:
         """Pins that this sequence holds, one for each segment."""
         return len(self._held) + len(self._spare)
 
-    def prepare(self, tokens: int) -> None:
+    def prepare(self, tokens: int, *, reads_ahead: bool = True) -> None:
         """Make ready for a chunk of so many tokens: room for them, and everything readable where it lies now.
 
-        Call `refresh` first where a loss can be made good by computing tokens again.
+        Call `refresh` first where a loss can be made good by computing tokens again. Where sequences step together,
+        their caller reads ahead: it knows in which order all of them are read.
 
         Raises:
             TierFullError: there is no room for the chunk.
@@ -118,7 +120,8 @@ class SequenceKv:
         """
         self.refresh()
         self._make_room(tokens)
-        self.read_ahead()
+        if reads_ahead:
+            self.read_ahead()
 
     def refresh(self) -> None:
         """Take notice of segments that moved or were lost since the last chunk.

@@ -45,8 +45,8 @@ def plan_device(capacity_blocks: int, window_blocks: int, chunk_blocks: int) -> 
     if capacity_blocks < own + 1:
         raise ConfigError(
             f"the device cap holds {capacity_blocks * BLOCK_TOKENS} tokens, but a running sequence needs {own + 1} "
-            f"blocks of {BLOCK_TOKENS}: {SINK_BLOCKS} of sinks + {window_blocks} of window + 1 that is being filled + 1 of a "
-            "chunk; raise device.kv_bytes or lower device.window_tokens",
+            f"blocks of {BLOCK_TOKENS}: {SINK_BLOCKS} of sinks, {window_blocks} of window, 1 that is being filled, 1 "
+            "of a chunk; raise device.kv_bytes or lower device.window_tokens",
             field="device.kv_bytes",
         )
     chunk = min(chunk_blocks, capacity_blocks - own)

@@ -52,8 +52,7 @@ def tiered_rig(
     Args:
         folder: of the cold store; None: there is none.
         units: room of the cold store, in units of 16 blocks.
-        device_blocks: cap of the device tier.
-        host_blocks: cap of the HOST tier.
+        device_blocks, host_blocks: caps of the tiers in memory.
         io: makes the cold store's I/O engine; the one that ships where None.
         model: the tiny decoder of seed 0 where None.
         fingerprint: of the block keys and of the store.

@@ -9,7 +9,8 @@ from h3kv.core.types import BlockKey, BlockLocation, SegmentId, SegmentLabel, Sl
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, cover, mount_prefix, reusable_blocks
-from h3kv.engine.segments import Phase, Segment, SegmentTable
+from h3kv.engine.segment import Phase, Segment
+from h3kv.engine.segments import SegmentTable
 from h3kv.policy.eviction import Candidate
 from h3kv.policy.placement import PlacementConfig
 from h3kv.telemetry import names

@@ -1,0 +1,66 @@
+"""One segment: consecutive blocks of a sequence, and where they lie."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle
+
+
+class Phase(enum.Enum):
+    """Where a segment is in its life."""
+
+    OPEN = enum.auto()
+    SEALING = enum.auto()
+    SEALED = enum.auto()
+    PRIVATE = enum.auto()
+    LOST = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A segment on its way from the cold store into its home."""
+
+    handles_L: tuple[SlotHandle, ...]
+    addresses_L: tuple[int, ...]
+    arrived: set[int] = field(default_factory=set)
+    """Layers that are there, verified."""
+    ended: int = 0
+    """Fetches that ended, well or not."""
+    error: Exception | None = None
+    """Why it will not be complete."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Consecutive blocks of one sequence, with one slot in each layer of each tier where it lies. The table and the
+    placer alone change it.
+    """
+
+    id: SegmentId
+    room_blocks: int
+    """Blocks that fit: the size of each slot, and what tells where a KV head's pages begin in it."""
+    home_L: tuple[SlotHandle, ...] | None
+    """Slots in the home tier."""
+    addresses_L: tuple[int, ...] | None
+    """First byte of each of them."""
+    cold_L: tuple[SlotHandle, ...] | None = None
+    """Slots in the cold store."""
+    phase: Phase = Phase.OPEN
+    pins: int = 1
+    parent: SegmentId | None = None
+    """The segment that this one continues."""
+    label: SegmentLabel | None = None
+    """What its blocks are, once it is sealed; None for a segment that no other sequence can share."""
+    moves_in_flight: int = 0
+    move_failed: bool = False
+    arrival: Arrival | None = None
+    """Its way back into its home."""
+    version: int = 0
+    """Counts how often its place changed."""
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """Of the blocks that are filled, once it is sealed."""
+        return () if self.label is None else self.label.keys

@@ -6,101 +6,21 @@ size given to `reserve` is a segment of its own. Sources and targets are page-al
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import ctypes
-import itertools
-import mmap
 import random
 import time
 from collections.abc import Sequence
-from typing import ClassVar
 
 import pytest
 
 from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
-from h3kv.core.layout import PageLayout, SlabLayout
-from h3kv.core.ports import AddressableStore, BlockStore
-from h3kv.core.types import Completion, DType, Fetch, Move, SegmentId, SegmentLabel, SlabKey, SlotHandle
-from h3kv.memory.buddy import extent_class
+from h3kv.core.types import Completion, Fetch, Move, SlotHandle
 
-LAYOUT = SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16), kv_heads=2)
-UNIT_BLOCKS = 16
-PAGE_BYTES = LAYOUT.page.size_bytes
-DEADLINE_S = 30.0
-"""A move or fetch that has not ended by then is lost."""
+from .store_suite import DEADLINE_S, LAYOUT, PAGE_BYTES, StoreSuite, memory, payload, settle, slab
 
 
-def slab(segment: int, layer: int = 0) -> SlabKey:
-    return SlabKey(SegmentId(segment), layer)
-
-
-def memory(size_bytes: int) -> memoryview:
-    """Zeros at a page boundary, writable."""
-    return memoryview(mmap.mmap(-1, size_bytes))
-
-
-def payload(number: int, size_bytes: int) -> memoryview:
-    """Bytes that say everywhere which number they belong to."""
-    room = memory(size_bytes)
-    room[:] = number.to_bytes(8, "little") * (size_bytes // 8)
-    return room
-
-
-def settle(store: BlockStore, count: int) -> list[Completion]:
-    """Poll until so many moves and fetches have ended."""
-    ended: list[Completion] = []
-    deadline = time.monotonic() + DEADLINE_S
-    while len(ended) < count and time.monotonic() < deadline:
-        ended += store.poll()
-        if len(ended) < count:
-            store.wait(10_000_000)
-    assert len(ended) == count, f"{len(ended)} of {count} moves and fetches ended"
-    return ended
-
-
-class BlockStoreContract(abc.ABC):
+class BlockStoreContract(StoreSuite):
     """The conformance suite of `core.ports.BlockStore`."""
-
-    churn_rounds: ClassVar[int] = 2_000
-    """Of the test that overwrites slots while they are read."""
-
-    @abc.abstractmethod
-    def make_store(self, units: int) -> BlockStore:
-        """An empty store with room for so many slots of 16 blocks."""
-
-    def room_bytes(self, *blocks: int) -> int:
-        """What slots of these sizes take from the capacity."""
-        return LAYOUT.size_bytes(sum(map(extent_class, blocks)))
-
-    def label(self, segment: SegmentId) -> SegmentLabel | None:
-        """Goes with each move of that segment."""
-        return None
-
-    def move(self, number: int, target: SlotHandle, *, blocks: int | None = None) -> Move:
-        """A slab that is named by a number and full of it."""
-        size_bytes = LAYOUT.size_bytes(target.blocks if blocks is None else blocks)
-        key = slab(number)
-        return Move(key, target, payload(number, size_bytes), self.label(key.segment))
-
-    def put(self, store: BlockStore, *moves: Move) -> None:
-        """Write slabs, and see that they arrive."""
-        store.submit(moves)
-        assert [completion.error for completion in settle(store, len(moves))] == [None] * len(moves)
-
-    def read(self, store: BlockStore, key: SlabKey, source: SlotHandle, size_bytes: int) -> bytes:
-        """The first bytes of a visible slab."""
-        target = memory(size_bytes)
-        fetch = Fetch(key, source, target)
-        store.submit([fetch])
-        (completion,) = settle(store, 1)
-        assert completion.move is fetch
-        assert completion.error is None
-        return bytes(target)
-
-    def check_content(self, store: BlockStore, number: int, source: SlotHandle) -> None:
-        size_bytes = LAYOUT.size_bytes(source.blocks)
-        assert self.read(store, slab(number), source, size_bytes) == bytes(payload(number, size_bytes))
 
     def test_new_store_is_empty(self) -> None:
         store = self.make_store(units=2)
@@ -446,53 +366,3 @@ class BlockStoreContract(abc.ABC):
             store.lookup(slab(1))
         with pytest.raises(TierClosedError):
             store.release([handle])
-
-
-class AddressableStoreContract(BlockStoreContract):
-    """The conformance suite of `core.ports.AddressableStore`."""
-
-    @abc.abstractmethod
-    def make_store(self, units: int) -> AddressableStore:
-        """See `BlockStoreContract.make_store`."""
-
-    def test_addresses_do_not_overlap_and_suit_direct_io(self) -> None:
-        store = self.make_store(units=2)
-        handles = store.reserve([1, 4, 2, 8, 1, 16])
-        spans = sorted((store.address(h), store.address(h) + LAYOUT.size_bytes(h.blocks)) for h in handles)
-        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-        store.check_integrity()
-        store.close()
-
-    def test_bytes_written_in_place_are_published_unchanged(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([2])
-        ctypes.memset(store.address(handle), 0x5A, LAYOUT.size_bytes(2))
-        store.submit([Move(slab(1), handle, None)])
-        settle(store, 1)
-        assert store.lookup(slab(1)) == handle
-        assert self.read(store, slab(1), handle, LAYOUT.size_bytes(2)) == b"\x5a" * LAYOUT.size_bytes(2)
-        assert store.statistics().moves_total == 1
-        assert store.statistics().bytes_moved_total == 0
-        store.check_integrity()
-        store.close()
-
-    def test_copied_bytes_lie_at_the_address_and_leave_the_rest(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([1])
-        ctypes.memset(store.address(handle), 9, LAYOUT.block_bytes)
-        self.put(store, Move(slab(1), handle, memoryview(b"abc")))
-        assert ctypes.string_at(store.address(handle), 5) == b"abc\x09\x09"
-        store.check_integrity()
-        store.close()
-
-    def test_stale_handles_have_no_address(self) -> None:
-        store = self.make_store(units=1)
-        (old,) = store.reserve([16])
-        store.release([old])
-        (new,) = store.reserve([16])
-        with pytest.raises(StaleHandleError):
-            store.address(old)
-        store.address(new)
-        store.close()
-        with pytest.raises(TierClosedError):
-            store.address(new)

@@ -9,7 +9,9 @@ from h3kv.testing.faulty_store import FaultyStore
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
 
-from .block_store import LAYOUT, UNIT_BLOCKS, AddressableStoreContract, BlockStoreContract
+from .addressable_store import AddressableStoreContract
+from .block_store import BlockStoreContract
+from .store_suite import LAYOUT, UNIT_BLOCKS
 
 
 def device_store(units: int, *, device: str = "cpu") -> DeviceStore:

@@ -13,7 +13,8 @@ from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.io import Backend
 
-from .block_store import LAYOUT, BlockStoreContract
+from .block_store import BlockStoreContract
+from .store_suite import LAYOUT
 
 CACHE = CacheLayout(slab=LAYOUT, layers=1)
 FINGERPRINT = bytes(range(32))

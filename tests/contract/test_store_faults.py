@@ -6,7 +6,7 @@ from h3kv.core.errors import SlabCorruptError
 from h3kv.core.types import Fetch, Move, SlotHandle
 from h3kv.testing.faulty_store import Call, FaultyStore, InjectedFaultError, ever_from
 
-from .block_store import LAYOUT, memory, payload, settle, slab
+from .store_suite import LAYOUT, memory, payload, settle, slab
 from .test_block_store import device_store
 
 MOVES = 8

@@ -8,13 +8,15 @@ from typing import Final
 
 from rich.table import Table
 
-from h3kv.cli.report import rounded
 from h3kv.core.types import StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S, describe_size
 from h3kv.node import Node
 from h3kv.telemetry import names
 
 GB: Final = 10**9
+
+SPEED_SHOWN_MIN: Final = 0.01
+"""GB/s: the last digit that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +135,7 @@ def _flows(tier: Tier, traffic: Traffic) -> tuple[int, int]:
 
 
 def _speed(moved_bytes: int, seconds: float) -> str:
-    return rounded(moved_bytes / seconds / GB if moved_bytes and seconds else None)
+    if not (moved_bytes and seconds):
+        return "-"
+    speed = moved_bytes / seconds / GB
+    return f"{speed:.2f}" if speed >= SPEED_SHOWN_MIN else f"<{SPEED_SHOWN_MIN}"

@@ -70,14 +70,16 @@ def test_speeds_are_those_between_two_snapshots() -> None:
     found = rows(now, before)
     assert found["device"] == ["1.00MiB", "8.00MiB", "-", "-", "-", "-", "-"]
     assert found["host"][:3] == ["2.00MiB", "8.00MiB", "30"]
-    assert found["host"][-2:] == ["0.5", "0.5"]
+    assert found["host"][-2:] == ["0.50", "0.50"]
     assert found["nvme"][2] == "1,200"
-    assert found["nvme"][-2:] == ["0.5", "1"]
+    assert found["nvme"][-2:] == ["0.50", "1.00"]
 
 
 def test_no_time_and_no_bytes_are_no_speed() -> None:
     still = snapshot(1.0, Traffic(to_nvme_bytes=10**9, to_host_bytes=0, streamed_bytes=0))
     assert rows(still, still)["nvme"][-2:] == ["-", "-"]
+    crawling = snapshot(2.0, Traffic(to_nvme_bytes=10**9 + 1, to_host_bytes=0, streamed_bytes=0))
+    assert rows(crawling, still)["nvme"][-2:] == ["<0.01", "-"]
 
 
 def test_fields_say_what_each_tier_runs_on(node: Node) -> None:

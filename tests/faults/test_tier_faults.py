@@ -110,3 +110,29 @@ def test_write_that_breaks_anywhere_degrades_the_store_and_serving_goes_on(
         with tiered_rig(folder) as rig:
             assert rig.answer(PROMPT, max_new_tokens=NEW_TOKENS)[0] == expected
             check_clean(rig)
+
+
+@pytest.mark.parametrize("mode", ["flip", "error"])
+def test_copy_that_fails_on_its_way_back_never_becomes_visible(mode: str, tmp_path: Path, expected: list[int]) -> None:
+    with tiered_rig(tmp_path) as rig:
+        rig.answer(PROMPT)
+    for number in (1, 5, 20):
+        plan = FaultPlan(mode=mode, kinds=frozenset({READ}))
+        with tiered_rig(tmp_path, host_blocks=80, io=lambda files, plan=plan: FaultyFiles(files, plan)) as rig:
+            plan.number = plan.done + number
+            assert rig.answer(PROMPT, max_new_tokens=NEW_TOKENS)[0] == expected
+            check_clean(rig)
+
+
+def test_many_lives_of_a_store_leave_no_descriptor_and_no_memory_behind(tmp_path: Path) -> None:
+    prompt = prompt_tokens(72, 400)
+
+    def live() -> tuple[int, int]:
+        with tiered_rig(tmp_path) as rig:
+            rig.answer(prompt)
+        mappings = sum("h3" in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
+        return len(list(Path("/proc/self/fd").iterdir())), mappings
+
+    live()
+    first = live()
+    assert [live() for _ in range(10)] == [first] * 10

@@ -71,6 +71,10 @@ void append(Address k, Address v, Address pages, std::int64_t pages_stride, std:
               static_cast<h3::DType>(dtype), threads});
 }
 
+void copy_pages(Address sources, Address targets, int count, std::int64_t page_bytes, int threads) {
+  h3::copy_pages(at<std::uint64_t>(sources), at<std::uint64_t>(targets), count, page_bytes, threads);
+}
+
 void rotate(Address qkv, Address q, Address k, Address v, Address cos, Address sin, Address q_norm, Address k_norm,
             int tokens, int heads, int kv_heads, int head_dim, float eps, int dtype, int threads) {
   h3::rotate({at(qkv), at(q), at(k), at(v), at<float>(cos), at<float>(sin), at(q_norm), at(k_norm), tokens, heads,
@@ -105,6 +109,7 @@ NB_MODULE(_native, m) {
   m.def("attend", &attend, Released());
   m.def("attend_state_floats", &attend_state_floats);
   m.def("append", &append, Released());
+  m.def("copy_pages", &copy_pages, Released());
   m.def("rotate", &rotate, Released());
   m.def("linear", &linear, Released());
   m.def("read_all", &read_all, Released());

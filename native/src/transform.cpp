@@ -114,4 +114,13 @@ void append(const AppendArgs& a) {
   });
 }
 
+void copy_pages(const std::uint64_t* sources, const std::uint64_t* targets, int count, std::int64_t page_bytes,
+                int threads) {
+  parallel(count, threads, Share::kGuided, [&](int begin, int end) {
+    for (int i = begin; i < end; ++i)
+      std::memcpy(reinterpret_cast<void*>(targets[i]), reinterpret_cast<const void*>(sources[i]),
+                  static_cast<std::size_t>(page_bytes));
+  });
+}
+
 }  // namespace h3

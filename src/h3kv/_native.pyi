@@ -53,6 +53,9 @@ def attend(
 def attend_state_floats(tokens: int, heads: int, kv_heads: int, head_dim: int, page_count: int, /) -> int:
     """Size of the state of an attention in runs, in floats."""
 
+def copy_pages(sources: int, targets: int, count: int, page_bytes: int, threads: int, /) -> None:
+    """See `transform.hpp`."""
+
 def append(
     k: int,
     v: int,

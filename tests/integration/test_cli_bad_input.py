@@ -107,7 +107,7 @@ def test_cap_below_one_sequence_is_refused_with_the_sum(tmp_path: Path, model: P
     flags = ("--kv-cap", "3MiB", "--max-context", "4096", "--max-new-tokens", "8")
     line = refusal("--model", model, "--document", written(tmp_path, "word " * 700), "--question", "Who?", *flags)
     assert "raise device.kv_bytes to at least" in line
-    assert "--kv-cap sets device.kv_bytes" in line
+    assert "--device-kv sets device.kv_bytes" in line
 
 
 def test_cap_below_one_unit_is_refused_with_the_sum(tmp_path: Path, model: Path) -> None:

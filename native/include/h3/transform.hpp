@@ -40,4 +40,7 @@ struct AppendArgs {
 
 void append(const AppendArgs& args);
 
+// Copies `count` pages of `page_bytes` from one list of addresses to another. No two targets overlap.
+void copy_pages(const std::uint64_t* sources, const std::uint64_t* targets, int count, std::int64_t page_bytes, int threads);
+
 }  // namespace h3

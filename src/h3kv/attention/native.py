@@ -75,6 +75,20 @@ def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: 
     )
 
 
+def copy_pages(sources_N: NDArray[np.uint64], targets_N: NDArray[np.uint64], *, layout: PageLayout) -> None:
+    """Copy whole pages between addresses in main memory. No two targets overlap.
+
+    Args:
+        sources_N: contiguous; readable.
+        targets_N: as many, contiguous; writable.
+        layout: of the pages.
+    """
+    assert sources_N.shape == targets_N.shape
+    assert sources_N.flags.c_contiguous and targets_N.flags.c_contiguous
+    threads = torch.get_num_threads()
+    _native.copy_pages(sources_N.ctypes.data, targets_N.ctypes.data, sources_N.size, layout.size_bytes, threads)
+
+
 def attend(
     q_THD: Tensor,
     pages_KN: NDArray[np.void],

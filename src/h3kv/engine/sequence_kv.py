@@ -229,22 +229,24 @@ class SequenceKv:
         window = self._window
         assert window is not None
         while self._flushed < end:
-            block = self._flushed
             held = self._held[-1] if self._held else None
             if held is None or held.segment.phase is not Phase.OPEN:
-                held = self._open(block)
+                held = self._open(self._flushed)
             segment = held.segment
             assert segment.addresses_L is not None, "an open segment lies in its home"
-            first = block - held.start
-            window.copy_out(block, segment.addresses_L, first_block=first, room_blocks=segment.room_blocks)
-            held.end = self._flushed = block + 1
-            if block > 0:
-                addresses_L = segment.addresses_L
-                self.cache.place(
-                    block, 1, Placement(segment.id, addresses_L, segment.room_blocks, first, is_device=False)
-                )
-                window.drop(block)
-            if held.end - held.start == segment.room_blocks:
+            room_blocks = segment.room_blocks
+            blocks = range(self._flushed, min(end, held.start + room_blocks))
+            first = blocks.start - held.start
+            window.copy_out(blocks, segment.addresses_L, first_block=first, room_blocks=room_blocks)
+            held.end = self._flushed = blocks.stop
+            left = range(max(blocks.start, 1), blocks.stop)
+            if left:
+                first += len(blocks) - len(left)
+                placement = Placement(segment.id, segment.addresses_L, room_blocks, first, is_device=False)
+                self.cache.place(left.start, len(left), placement)
+                for block in left:
+                    window.drop(block)
+            if held.end - held.start == room_blocks:
                 self._seal(held, tokens)
 
     def _share_rest(self, whole_blocks: int, tokens: Sequence[int]) -> None:

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from h3kv.attention import native
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import AddressableStore
 from h3kv.core.types import SlotHandle
@@ -54,6 +57,7 @@ class Window:
         self._layout = layout
         self._config = config
         self._slots: dict[int, list[SlotHandle]] = {}
+        self._addresses: dict[int, tuple[int, ...]] = {}
 
     def __contains__(self, block: int) -> bool:
         return block in self._slots
@@ -73,30 +77,32 @@ class Window:
         addresses = []
         for place, block in enumerate(blocks):
             self._slots[block] = handles[place * layers : (place + 1) * layers]
-            addresses.append(tuple(self._device.address(handle) for handle in self._slots[block]))
+            self._addresses[block] = tuple(self._device.address(handle) for handle in self._slots[block])
+            addresses.append(self._addresses[block])
         return addresses
 
-    def copy_out(self, block: int, addresses_L: Sequence[int], *, first_block: int, room_blocks: int) -> None:
-        """Copy a block into slots of its home, one for each layer, as their block number `first_block`."""
+    def copy_out(self, blocks: range, addresses_L: Sequence[int], *, first_block: int, room_blocks: int) -> None:
+        """Copy consecutive blocks into slots of their home, one for each layer, from block number `first_block` on."""
         slab = self._layout.slab
-        heads = range(slab.kv_heads)
-        source = [
-            self._device.address(handle) + slab.page_offset(0, head, blocks=1)
-            for handle in self._slots[block]
-            for head in heads
-        ]
-        target = [
-            address + slab.page_offset(first_block, head, blocks=room_blocks)
-            for address in addresses_L
-            for head in heads
-        ]
-        pages = self._pages(self._device)[self._numbers(self._device, source)]
-        home = self._pages(self._home)
-        home.index_copy_(0, self._numbers(self._home, target), pages.to(home.device))
+        page_bytes = slab.page.size_bytes
+        head_K = np.arange(slab.kv_heads, dtype=np.uint64)
+        # Shapes: B blocks, L layers, K KV heads. A slot of one block holds its heads' pages one after the other.
+        slots_BL = np.array([self._addresses[block] for block in blocks], dtype=np.uint64)
+        source_BLK = slots_BL[..., None] + head_K * np.uint64(page_bytes)
+        place_BK = first_block + np.arange(len(blocks))[:, None] + np.arange(slab.kv_heads) * room_blocks
+        home_L1 = np.array(addresses_L, dtype=np.uint64)[:, None]
+        target_BLK = home_L1 + (place_BK * page_bytes).astype(np.uint64)[:, None, :]
+        if self._device.arena.device.type == "cpu":
+            native.copy_pages(source_BLK, target_BLK, layout=slab.page)
+        else:
+            pages = self._pages(self._device)[self._numbers(self._device, source_BLK)]
+            home = self._pages(self._home)
+            home.index_copy_(0, self._numbers(self._home, target_BLK), pages.to(home.device))
 
     def drop(self, block: int) -> None:
         """Give the room of a block back."""
         self._device.release(self._slots.pop(block))
+        del self._addresses[block]
 
     def drop_from(self, block: int) -> None:
         """Give back the room of this block and of all behind it."""
@@ -112,7 +118,6 @@ class Window:
         arena = store.arena
         return arena[: arena.numel() // size_bytes * size_bytes].view(-1, size_bytes)
 
-    def _numbers(self, store: ArenaStore, addresses: Sequence[int]) -> Tensor:
-        base, size_bytes = store.arena.data_ptr(), self._layout.slab.page.size_bytes
-        numbers = [(address - base) // size_bytes for address in addresses]
-        return torch.tensor(numbers, dtype=torch.int64, device=store.arena.device)
+    def _numbers(self, store: ArenaStore, addresses: NDArray[np.uint64]) -> Tensor:
+        offsets = addresses.reshape(-1).astype(np.int64) - store.arena.data_ptr()
+        return torch.from_numpy(offsets // self._layout.slab.page.size_bytes).to(store.arena.device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from h3kv.core.errors import StoreBusyError, StoreError, StoreFormatError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType
-from h3kv.testing.cold_segments import is_intact, open_store, restore, write_segments
+from h3kv.testing.cold_segments import is_intact, open_store, payload, restore, write_segments
 from h3kv.tiers.cold.device import inspect
 from h3kv.tiers.cold.format import format_store
 from h3kv.tiers.cold.place import open_place
@@ -61,7 +63,20 @@ def blank_disk() -> None:
             disk.seek(offset)
             disk.write(bytes(1 << 20))
         os.fsync(disk.fileno())
-        fcntl.ioctl(disk.fileno(), REREAD_PARTITIONS)
+        reread_partitions(disk.fileno())
+
+
+def reread_partitions(disk: int) -> None:
+    """A ring that is being torn down claims the disk for a moment longer."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            fcntl.ioctl(disk, REREAD_PARTITIONS)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 def sectors_read() -> int:
@@ -106,13 +121,11 @@ def test_flipped_bit_on_the_disk_is_found_by_verify() -> None:
     with contextlib.closing(open_store(DEVICE, capacity_bytes=capacity, layout=LAYOUT)) as store:
         write_segments(store, [(1, 16)], layout=LAYOUT)
     with DEVICE.open("r+b", buffering=0) as disk:
-        # The last area's data begins within the first MiBs: the first page that is not zero after the headers.
-        content = disk.read(64 << 20)
-        at = content.index((1).to_bytes(8, "little") + bytes(8), 2 << 20)
-        disk.seek(at // 512 * 512)
+        at = disk.read(64 << 20).index(bytes(payload(1, 0, 4096)))
+        disk.seek(at)
         sector = bytearray(disk.read(512))
         sector[100] ^= 1
-        disk.seek(at // 512 * 512)
+        disk.seek(at)
         disk.write(sector)
         os.fsync(disk.fileno())
     (report,) = verify_store(DEVICE, engine)
@@ -125,7 +138,7 @@ def test_partitioned_disk_is_refused() -> None:
     with DEVICE.open("r+b", buffering=0) as disk:
         disk.write(bytes(446) + entry + bytes(48) + b"\x55\xaa")
         os.fsync(disk.fileno())
-        fcntl.ioctl(disk.fileno(), REREAD_PARTITIONS)
+        reread_partitions(disk.fileno())
     with pytest.raises(StoreError, match="partition"):
         make(SERIAL)
 

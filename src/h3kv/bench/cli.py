@@ -31,7 +31,10 @@ PeerPython = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physical cores that are allowed.")]
 Text = Annotated[
-    Path | None, typer.Option(help="Text whose first 4K tokens are the prompt of exact.4k. Default: random tokens.")
+    Path | None,
+    typer.Option(
+        help="Text whose first 4K tokens are the prompt of exact.4k. Default: random tokens. `all` scores 16K too."
+    ),
 ]
 
 ScoredText = Annotated[

@@ -23,6 +23,7 @@ from h3kv.core.errors import ContextLengthError, RequestError
 from h3kv.core.types import Tier
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.events import Finished, PrefillProgress, TokenGenerated
+from h3kv.engine.pool import SETTLE_NS
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.node import Node
 
@@ -74,6 +75,8 @@ def answer_questions(
         for question, request in zip(questions, prompts, strict=True):
             speaker.ask(question, is_only=len(questions) == 1)
             answers.append(speaker.answer(session.node, question, request))
+        # Closing would write what is left; the report is to have it.
+        session.node.pool.placer.settle(SETTLE_NS)
         ended = take_snapshot(session.node, speaker.clock.now_ns())
         usage = memory_usage(session.node)
         found = session.fields() | memory_fields(usage) | tier_fields(session.node)

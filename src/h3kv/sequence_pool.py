@@ -50,7 +50,7 @@ OUR_NAMES: Final = {
     "device.window_tokens": "window_tokens",
     "host.kv_bytes": "host_bytes",
     "nvme.capacity": "store_bytes",
-    "nvme.path": "store",
+    "nvme.store": "store",
 }
 """Settings as the engine's messages call them, and as `Caps` does."""
 

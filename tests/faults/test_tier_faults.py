@@ -118,7 +118,7 @@ def test_copy_that_fails_on_its_way_back_never_becomes_visible(mode: str, tmp_pa
         rig.answer(PROMPT)
     for number in (1, 5, 20):
         plan = FaultPlan(mode=mode, kinds=frozenset({READ}))
-        with tiered_rig(tmp_path, host_blocks=80, io=lambda files, plan=plan: FaultyFiles(files, plan)) as rig:
+        with tiered_rig(tmp_path, host_blocks=96, io=lambda files, plan=plan: FaultyFiles(files, plan)) as rig:
             plan.number = plan.done + number
             assert rig.answer(PROMPT, max_new_tokens=NEW_TOKENS)[0] == expected
             check_clean(rig)

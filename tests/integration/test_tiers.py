@@ -134,11 +134,25 @@ def test_prefix_is_found_after_a_restart(tmp_path: Path) -> None:
         assert finished.statistics.cached_tokens_total == 1792
 
 
+def test_many_small_segments_are_read_through_the_fewest_staging_slots(tmp_path: Path) -> None:
+    """Each turn leaves segments of one block; a batch of pages then needs a slab for each of its pages at once."""
+    with tiered_rig(tmp_path) as rig:
+        prompt = prompt_tokens(45, 1500)
+        for turn in range(12):
+            tokens, _ = rig.answer(prompt)
+            prompt = [*prompt, *tokens, *prompt_tokens(46 + turn, 61)]
+        assert rig.answer(prompt)[0] == oracle(prompt)
+        assert rig.pool.stream is not None
+        assert rig.pool.stream.bytes_fetched_total > 0
+        for reason in ("SLAB_CORRUPT", "SLAB_UNAVAILABLE"):
+            assert rig.telemetry.value(names.LOST_SEGMENTS, reason=reason) == 0
+
+
 def test_segments_come_back_into_host_where_there_is_room(tmp_path: Path) -> None:
     prompt = prompt_tokens(42, 1100)
     with tiered_rig(tmp_path) as rig:
         expected = rig.answer(prompt)[0]
-    with tiered_rig(tmp_path, host_blocks=80) as rig:
+    with tiered_rig(tmp_path, host_blocks=96) as rig:
         assert rig.answer(prompt)[0] == expected
         assert rig.telemetry.value(names.MOVES, source="nvme", target="host", reason="reuse") > 0
         assert rig.pool.stream is not None
@@ -162,7 +176,7 @@ def test_cancelled_in_the_middle_of_a_promotion_gives_everything_back(tmp_path: 
     prompt = prompt_tokens(44, 1500)
     with tiered_rig(tmp_path) as rig:
         rig.answer(prompt)
-    with tiered_rig(tmp_path, host_blocks=80) as rig:
+    with tiered_rig(tmp_path, host_blocks=96) as rig:
         stream = rig.engine.generate(request(prompt))
         next(stream)
         stream.close()
@@ -185,7 +199,7 @@ def test_three_times_the_cap_is_served_within_the_caps(tmp_path: Path) -> None:
 def test_caps_below_one_running_sequence_are_refused_with_the_sum(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="below one unit"), tiered_rig(tmp_path, device_blocks=0):
         pass
-    with pytest.raises(ConfigError, match="staging"), tiered_rig(tmp_path, host_blocks=24):
+    with pytest.raises(ConfigError, match="staging"), tiered_rig(tmp_path, host_blocks=40):
         pass
 
 

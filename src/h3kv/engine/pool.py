@@ -6,6 +6,7 @@ tiering on       device = windows, home = HOST        sealed segments move betwe
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import KvParts, SequenceKv
-from h3kv.engine.stream import Readable, SlabStream
+from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
 from h3kv.engine.window import ArenaStore, Window, WindowConfig
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
@@ -118,7 +119,7 @@ class KvPool:
         config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
-        self._parts = KvParts(self.segments, page_kernels, self.stream, is_eager=cold is None)
+        self._parts = KvParts(self.segments, page_kernels, self.stream, telemetry, is_eager=cold is None)
         if cold is not None:
             self.segments.adopt(cold.restore(self.segments.number))
             self.placer.tick()
@@ -192,7 +193,7 @@ class KvPool:
             sinks = [SINK_BLOCKS] if first_block == 0 else []
             return itertools.chain(sinks, itertools.repeat(SEGMENT_BLOCKS_MAX))
 
-        parts = KvParts(self.segments, self._parts.page_kernels, self.stream, is_eager=False)
+        parts = dataclasses.replace(self._parts, is_eager=False)
         return SequenceKv(parts, [], rooms, keys=None, window=self._make_window())
 
     def statistics(self) -> dict[Tier, StoreStatistics]:
@@ -272,7 +273,7 @@ class KvPool:
     def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
         slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
         capacity_bytes = host.statistics().capacity_bytes
-        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_SHARE) // slab_bytes, 2)
+        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_SHARE) // slab_bytes, SLOTS_MIN)
         needed_bytes = slots * slab_bytes + SEGMENT_BLOCKS_MAX * self.layout.block_bytes
         if needed_bytes > capacity_bytes:
             raise ConfigError(

@@ -21,12 +21,14 @@ from h3kv.attention.paged import PagedCache, PageKernels, Placement
 from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.ports import Telemetry
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
 from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Phase, Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import Window
+from h3kv.telemetry import names
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +52,8 @@ class KvParts:
     page_kernels: PageKernels
     stream: SlabStream | None
     """Gives what lies in the cold store; None where there is none."""
+    telemetry: Telemetry
+    """Receives the bytes that leave windows."""
     is_eager: bool
     """Own segments are opened when the sequence starts, so that it can always end."""
 
@@ -238,6 +242,8 @@ class SequenceKv:
             blocks = range(self._flushed, min(end, held.start + room_blocks))
             first = blocks.start - held.start
             window.copy_out(blocks, segment.addresses_L, first_block=first, room_blocks=room_blocks)
+            moved_bytes = len(blocks) * self._segments.layout.block_bytes
+            self._parts.telemetry.count(names.MOVED_BYTES, moved_bytes, source=Tier.DEVICE, target=Tier.HOST)
             held.end = self._flushed = blocks.stop
             left = range(max(blocks.start, 1), blocks.stop)
             if left:

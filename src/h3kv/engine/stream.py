@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError, TierError
+from h3kv.core.limits import ATTEND_BATCH_PAGES
 from h3kv.core.ports import Clock, PersistentStore
 from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
 from h3kv.core.units import NS_PER_S
@@ -31,6 +32,9 @@ class ViewableStore(Protocol):
         """A slot's bytes, writable."""
         ...
 
+
+SLOTS_MIN: Final = ATTEND_BATCH_PAGES
+"""Attention reads pages in batches of four, and slabs of one page each may make up a batch: all are held together."""
 
 FILL_SHARE: Final = 4
 """Fetches start when this part of the slots is free, so that many share the cost of starting."""
@@ -64,7 +68,7 @@ class SlabStream:
     Args:
         cold: where slabs are fetched from.
         host: holds the staging slots.
-        slots: room for one slab of the largest class each, at least 2; the caller releases them.
+        slots: room for one slab of the largest class each, at least `SLOTS_MIN`; the caller releases them.
         locate: where a slab is now.
         poll: takes notice of what the cold store has ended, and passes ended fetches to `end_fetch`.
         clock: bounds waiting.
@@ -82,7 +86,7 @@ class SlabStream:
         clock: Clock,
         wait_ns: int = 30 * NS_PER_S,
     ) -> None:
-        assert len(slots) >= 2, "one slab is read while another one comes"
+        assert len(slots) >= SLOTS_MIN, "attention waits for slabs that find no slot"
         self._cold = cold
         self._views = {slot: (host.address(slot), host.view(slot)) for slot in slots}
         self._free: deque[SlotHandle] = deque(slots)

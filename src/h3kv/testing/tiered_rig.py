@@ -1,7 +1,7 @@
 """The engine of `testing.engines` over three tiers, so small that a prompt of a few hundred tokens uses all of them.
 
-Caps in blocks of 64 tokens: 16 on the device, with a window of 2; 32 in HOST, of them 16 for two staging slots of one
-layer each and 16 for one open segment; the cold store holds what its units say.
+Caps in blocks of 64 tokens: 16 on the device, with a window of 2; 48 in HOST, of them 32 for four staging slots of
+one layer each and 16 for one open segment; the cold store holds what its units say.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
 
 DEVICE_BLOCKS: Final = 16
-HOST_BLOCKS: Final = 32
+HOST_BLOCKS: Final = 48
 WINDOW_TOKENS: Final = 128
 CHUNK_TOKENS: Final = 128
 

@@ -150,7 +150,7 @@ class IoEngine:
             return cls(_native.IoEngine(files, depth, buffers, backend, threads, deadline_ms, ()))
         except RuntimeError as error:
             message = f"io_uring is not available here ({error}); choose the backend auto or threads"
-            raise ConfigError(message, field="backend") from error
+            raise ConfigError(message, field="nvme.backend") from error
 
     @property
     def backend(self) -> str:

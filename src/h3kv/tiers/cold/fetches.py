@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from h3kv.core.types import Fetch
@@ -41,14 +42,19 @@ class Fetches:
         """Whether `ended` would give something."""
         return bool(self._ended)
 
-    def start(self, fetch: Fetch, extent: Extent, layer: int) -> None:
-        """Begin to read one slab of an extent."""
+    def start(self, wanted: Sequence[tuple[Fetch, Extent, int]]) -> None:
+        """Begin to read slabs: of each the extent and the layer."""
+        reads = [self._read(fetch, extent, layer) for fetch, extent, layer in wanted]
+        self._volume.requests.submit_each([read for read in reads if read is not None])
+
+    def _read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Request, Callable[[Outcome], None]] | None:
+        """The request of one slab and what its end does; None where there is nothing to read."""
         self._started += 1
         extent.fetches += 1
         size = min(fetch.target.nbytes, extent.pages * self._page_bytes)
         if size == 0:
             self._ended.append(_Pending(self._started, fetch, extent, None))
-            return
+            return None
         assert size % self._page_bytes == 0, "a fetch takes whole pages"
         address = address_of(fetch.target)
         copy = aligned_memory(size) if address % SECTOR_BYTES else None
@@ -62,7 +68,7 @@ class Fetches:
             keep=(fetch.target, copy),
         )
         pending = _Pending(self._started, fetch, extent, copy)
-        self._volume.requests.submit([request], lambda outcome: self._end(pending, outcome, size))
+        return request, lambda outcome: self._end(pending, outcome, size)
 
     def ended(self) -> list[tuple[Fetch, Extent, Outcome | None]]:
         """Reads that ended since the last call, in the order in which they began; each with its fault."""

@@ -36,6 +36,9 @@ class Outcome:
         return self.what
 
 
+_DONE: Final = Outcome(OK, "done")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One operation. Its memory must live until the outcome: `keep` holds what nobody else does."""
@@ -86,21 +89,26 @@ class Requests:
 
     def submit(self, requests: Sequence[Request], done: Callable[[Outcome], None]) -> None:
         """Start requests; `done` is called once for each, from `poll`."""
-        ops_N = np.zeros(len(requests), dtype=OP_DTYPE)
-        for op, request in zip(ops_N, requests, strict=True):
-            op["tag"], op["kind"], op["offset"] = self._next_tag, request.kind, request.offset
-            op["address"], op["size"] = request.address, request.size
-            op["crcs"], op["page_bytes"] = request.crcs, request.page_bytes
-            self._open[self._next_tag] = (request, done)
-            self._next_tag += 1
-        self._engine.submit(ops_N)
+        self.submit_each([(request, done) for request in requests])
+
+    def submit_each(self, wanted: Sequence[tuple[Request, Callable[[Outcome], None]]]) -> None:
+        """Start requests, each with a function of its own that is called once, from `poll`."""
+        first = self._next_tag
+        self._next_tag += len(wanted)
+        ops = [
+            (tag, it.offset, it.address, it.size, it.crcs, it.page_bytes, it.kind, 0, 0)
+            for tag, (it, _) in enumerate(wanted, start=first)
+        ]
+        self._open.update(enumerate(wanted, start=first))
+        self._engine.submit(np.array(ops, dtype=OP_DTYPE))
 
     def poll(self) -> None:
         """Deliver the outcomes there are. A tag that is not open is a repetition and ignored."""
         for result in self._engine.poll():
             opened = self._open.pop(int(result["tag"]), None)
             if opened is not None:
-                opened[1](Outcome(int(result["status"]), describe(result)))
+                status = int(result["status"])
+                opened[1](_DONE if status == OK else Outcome(status, describe(result)))
 
     def wait(self, timeout_ns: int) -> None:
         """Wait for an outcome."""

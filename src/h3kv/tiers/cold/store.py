@@ -56,7 +56,7 @@ class ColdStore:
                 f"a segment of this model takes {describe_size(self._geometry.unit_bytes)}, more than an area of "
                 f"{volume.place.path}, {describe_size(volume.geometry.area_bytes)}: format the store with a larger "
                 "`--area`",
-                field="nvme.path",
+                field="nvme.store",
             )
         volume.begin_epoch(config.capacity_bytes, is_ours=lambda entry: belongs(entry, fingerprint, mark))
         ours = [area for area, entry in enumerate(volume.areas) if belongs(entry, fingerprint, mark)]
@@ -173,11 +173,13 @@ class ColdStore:
             self._ended += self._segments.join(extent, layer, move)
             if extent.phase is Phase.WRITING:
                 self._commits.write(extent)
+        readable: list[tuple[Fetch, Extent, int]] = []
         for fetch, (extent, layer) in zip(fetches, sources, strict=True):
             if extent.phase is Phase.RETIRED:
                 self._ended.append(Completion(fetch, self._corrupt(fetch, extent)))
             else:
-                self._fetches.start(fetch, extent, layer)
+                readable.append((fetch, extent, layer))
+        self._fetches.start(readable)
         self._pump()
 
     def poll(self) -> list[Completion]:

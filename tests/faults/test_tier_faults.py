@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from h3kv.core.errors import TierFullError
+from h3kv.core.errors import SlabUnavailableError, TierFullError
 from h3kv.core.types import Tier
 from h3kv.telemetry import names
 from h3kv.testing.engines import Rig, make_rig, one_thread, prompt_tokens
@@ -70,6 +70,18 @@ def test_read_that_breaks_anywhere_is_computed_again(mode: str, tmp_path: Path, 
             reason = "SLAB_CORRUPT" if mode == "flip" else "SLAB_UNAVAILABLE"
             assert rig.telemetry.value(names.LOST_SEGMENTS, reason=reason) == 1
             check_clean(rig)
+
+
+def test_disk_that_never_reads_again_ends_the_request_in_bounded_time(tmp_path: Path) -> None:
+    plan = FaultPlan(mode="error", for_ever=True, kinds=frozenset({READ}))
+    with tiered_rig(tmp_path, io=lambda files: FaultyFiles(files, plan)) as rig:
+        plan.number = plan.done + 3
+        with pytest.raises(SlabUnavailableError):
+            rig.answer(PROMPT, max_new_tokens=NEW_TOKENS)
+        check_clean(rig)
+        short = prompt_tokens(71, 500)
+        assert rig.answer(short)[0] == make_rig().answer(short)[0]
+        check_clean(rig)
 
 
 def test_byte_flipped_on_disk_between_two_processes_is_a_miss_from_there(tmp_path: Path, expected: list[int]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
+from typing import Final
 
 import torch
 
@@ -29,6 +30,9 @@ from h3kv.engine.sequence import ChunkRule, LanguageModel, RunningSequence, Voca
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
+
+LOSSES_MAX: Final = 32
+"""Segments that a request may lose and compute again. A disk that loses more than that would keep it busy for ever."""
 
 
 class Engine:
@@ -243,6 +247,10 @@ class Engine:
             # The sequence goes back to the block before, and computes what was lost in its next steps.
             self._reporter.lost(error)
             self._pool.lose(error.key)
+            sequence.losses += 1
+            if sequence.losses > LOSSES_MAX:
+                self._fail(sequence.id, error)
+                self._end(sequence)
             return
         except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
             self._fail(sequence.id, failure_of(error))

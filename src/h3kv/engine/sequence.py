@@ -103,6 +103,7 @@ class RunningSequence:
         self.need = need
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
+        self.losses = 0
         self.prompt_tokens = len(request.prompt)
         self._cached_tokens = sum(kv.reused_tokens.values())
         self._sampler = Sampler(request.sampling)

@@ -88,14 +88,18 @@ class SequenceKv:
         self._keys = keys
         self._window = window
         self._spare: deque[Segment] = deque()
-        if parts.is_eager:
-            self._spare.extend(self._segments.open(list(self._rooms)))
         self._held: list[_Held] = []
         self.cache = PagedCache(parts.page_kernels, self._segments.layout, pages=16, source=parts.stream)
         self.reused_tokens = self._mount(mounts)
         # The first block that was not copied into its segment yet; without a window, that was not sealed.
         self._flushed = self.blocks
-        self._make_room(0)
+        try:
+            if parts.is_eager:
+                self._spare.extend(self._segments.open(list(self._rooms)))
+            self._make_room(0)
+        except BaseException:
+            self._give_back_own()
+            raise
 
     @property
     def tokens(self) -> int:
@@ -184,12 +188,18 @@ class SequenceKv:
                 if self._keys is not None:
                     self._share_rest(min(self.blocks, len(tokens) // BLOCK_TOKENS), tokens)
         finally:
-            if self._window is not None:
-                self._window.close()
+            self._give_back_own()
             while self._held:
                 self._segments.unpin(self._held.pop().segment)
-            while self._spare:
-                self._segments.unpin(self._spare.popleft())
+
+    def _give_back_own(self) -> None:
+        """Give back all that is not a mount: the window, and own segments, which follow the mounts."""
+        if self._window is not None:
+            self._window.close()
+        while self._spare:
+            self._segments.unpin(self._spare.popleft())
+        while self._held and self._held[-1].is_own:
+            self._segments.unpin(self._held.pop().segment)
 
     def _mount(self, mounts: Sequence[Mount]) -> dict[Tier, int]:
         """Place reused segments. Returns their tokens, by the tier in which they lie."""

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, with affinity and container limits respected.
+"""What this process may use of the machine, affinity and container limits respected, and what memory it holds.
 
 Reads /proc, /sys and the cgroup files, version 2 and version 1. All functions take the root of the file system, so that
 a test can lay out a machine of its own.
@@ -6,6 +6,8 @@ a test can lay out a machine of its own.
 
 from __future__ import annotations
 
+import array
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +73,34 @@ def detect(root: Path = ROOT, *, cpus: frozenset[int] | None = None) -> Machine:
         memory_total_bytes=min(total for total, _ in limits),
         memory_available_bytes=max(0, min(available for _, available in limits)),
     )
+
+
+def forget_peak(root: Path = ROOT) -> None:
+    """Count the peak of this process's memory from now on."""
+    (root / "proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_rss_bytes(root: Path = ROOT) -> int:
+    """The most main memory that this process has held, pages shared with others included, since `forget_peak`.
+
+    `getrusage` is no help: there a new process begins with the peak of the one that started it.
+    """
+    for line in (_text(root / "proc/self/status") or "").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel says nothing of the peak")
+
+
+def resident_bytes(address: int, size_bytes: int) -> int:
+    """How much of a range of this process's memory is held: in main memory or swapped out, in whole pages.
+
+    One u64 a page in /proc/self/pagemap: bit 63 says that it is in memory, bit 62 that it is swapped out.
+    """
+    first, end = address // mmap.PAGESIZE, -(-(address + size_bytes) // mmap.PAGESIZE)
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(8 * first)
+        pages = array.array("Q", file.read(8 * (end - first)))
+    return sum(page >> 62 != 0 for page in pages) * mmap.PAGESIZE
 
 
 def _physical_cores(root: Path, cpus: frozenset[int]) -> int:

@@ -61,6 +61,20 @@ engine = IoEngine.open([file.descriptor], depth=4, buffers=[file.buffer])
 print(json.dumps([engine.backend, engine.fixed_buffers, engine.buffers_reason, works(engine)]))
 """
 
+NO_THREADS = """
+from h3kv.core.errors import TierBrokenError
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)  # root may start what it wants
+allowed = len(os.listdir("/proc/self/task")) + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NPROC, (allowed, allowed))
+try:
+    engine = IoEngine.open([file.descriptor], depth=4, backend=sys.argv[3])
+    print(json.dumps([works(engine)]))
+except TierBrokenError as error:
+    print(json.dumps([str(error)]))
+"""
+
 
 def child(script: str, *arguments: str) -> list[object]:
     done = subprocess.run(
@@ -90,3 +104,14 @@ def test_a_memlock_limit_of_64_kib_leaves_buffers_unregistered_and_says_so(tmp_p
         assert (is_fixed, reason) == (False, "registering buffers: Cannot allocate memory")
     else:
         assert not is_fixed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("allowed", "backend"), [(0, "auto"), (0, "io_uring"), (1, "threads"), (3, "threads")])
+def test_threads_that_cannot_be_started_are_an_error_that_names_the_limit(
+    tmp_path: Path, allowed: int, backend: str
+) -> None:
+    (answer,) = child(NO_THREADS, str(tmp_path / "file"), str(allowed), backend)
+    assert isinstance(answer, str)
+    assert "cannot start its threads (Resource temporarily unavailable)" in answer
+    assert "ulimit -u" in answer

@@ -1,7 +1,11 @@
+import mmap
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from h3kv.machine import HugePages, detect, detect_huge_pages
+from h3kv.machine import HugePages, detect, detect_huge_pages, peak_rss_bytes, resident_bytes
+from h3kv.memory.mapping import Mapping as MemoryMapping
 
 GIB = 1 << 30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000 kB\nMemAvailable:    8388608 kB\n"
@@ -147,3 +151,22 @@ def test_transparent_huge_pages_follow_the_chosen_words(tmp_path: Path) -> None:
 
 def test_kernel_without_huge_pages_offers_none(tmp_path: Path) -> None:
     assert detect_huge_pages(tmp_path) == HugePages(free_pages=0, shared=False, private=False)
+
+
+def test_peak_is_of_this_process_and_not_of_the_one_that_started_it() -> None:
+    held = bytearray(b"x" * (256 << 20))
+    program = "from h3kv.machine import peak_rss_bytes; print(peak_rss_bytes())"
+    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert peak_rss_bytes() > len(held)
+    assert 1 << 20 < int(answer.stdout) < len(held)
+
+
+def test_memory_is_held_page_by_page_as_it_is_touched() -> None:
+    page = mmap.PAGESIZE
+    mapping = MemoryMapping(8 * page, fd=None)
+    assert resident_bytes(mapping.address, 8 * page) == 0
+    mapping.view()[2 * page] = 1
+    assert resident_bytes(mapping.address, 8 * page) == page
+    assert resident_bytes(mapping.address + 3 * page, page) == 0
+    mapping.view()[:] = bytes(8 * page)
+    assert resident_bytes(mapping.address, 8 * page) == 8 * page

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from h3kv.bench.disk import DiskLimit
-from h3kv.bench.measure import Rounds
+from h3kv.bench.measure import Rounds, turns
 from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of
 from h3kv.bench.tiered import (
@@ -153,8 +153,8 @@ def _host(results: Results, setting: TieredSetting, sizes: Sizes, model: LoadedM
         for _ in range(setting.repetitions):
             # Step by step in turn, so that both see the same disturbances.
             seconds: dict[str, list[float]] = {}
-            for _ in range(sizes.steps):
-                for contestant, sequence in contestants.items():
+            for step in range(sizes.steps):
+                for contestant, sequence in turns(contestants.items(), step):
                     seconds.setdefault(contestant, []).append(sequence.step())
             for contestant, values in seconds.items():
                 rounds.add(contestant, statistics.median(values) * 1e3)

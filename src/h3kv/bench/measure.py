@@ -1,17 +1,25 @@
 """Medians and ratios of contestants that take turns.
 
-Machines are shared and drift by the minute: every repetition runs each contestant once, and ratios are taken inside a
-repetition before the median over repetitions.
+Machines are shared and drift by the minute: every repetition runs each contestant once, every other one in reverse, and
+ratios are taken inside a repetition before the median over repetitions.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 Progress = Callable[[str], None]
+Contestant = TypeVar("Contestant")
+
+
+def turns(contestants: Iterable[Contestant], repetition: int) -> list[Contestant]:
+    """The contestants in their order of one repetition: who is first in one is last in the next."""
+    ordered = list(contestants)
+    return ordered[::-1] if repetition % 2 else ordered
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -29,10 +37,10 @@ class Rounds:
 
     @classmethod
     def run(cls, contestants: Mapping[str, Callable[[], float]], *, repetitions: int) -> Rounds:
-        """Call every contestant once in each repetition, in turn; each gives its own figure."""
+        """Call every contestant once in each repetition; each gives its own figure."""
         rounds = cls()
-        for _ in range(repetitions):
-            for name, contestant in contestants.items():
+        for repetition in range(repetitions):
+            for name, contestant in turns(contestants.items(), repetition):
                 rounds.add(name, contestant())
         return rounds
 

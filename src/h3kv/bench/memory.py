@@ -13,10 +13,8 @@ from h3kv.bench.tiered import (
     Caps,
     TieredSetting,
     kv_bytes,
-    kv_layout,
     label,
     load_reaching,
-    memory_bytes,
     open_tiered,
     random_tokens,
     require_streaming,
@@ -25,6 +23,9 @@ from h3kv.bench.tiered import (
 from h3kv.core.types import DType
 from h3kv.engine.events import Event, Failed, PrefillProgress
 from h3kv.engine.request import Request, SamplingParameters
+from h3kv.machine import forget_peak, peak_rss_bytes, resident_bytes
+from h3kv.memory.region import RegionKind
+from h3kv.node import Node
 
 ANSWER_TOKENS: Final = 8
 
@@ -95,36 +96,33 @@ def measure(job: Job) -> Peak:
         ConfigError: the cold store was not read.
     """
     model = load_reaching(job.model, dtype=DType.BF16, context_tokens=job.reach_tokens)
-    layout = kv_layout(model)
-    cap_bytes = kv_bytes(layout, job.caps.device_tokens) + kv_bytes(layout, job.caps.host_tokens)
     prompt = random_tokens(model, job.context_tokens - ANSWER_TOKENS, seed=0)
     sampling = SamplingParameters(max_new_tokens=ANSWER_TOKENS, ignore_eos=True)
-    forget_peak()
+    forget_peak()  # Of what loading took.
     with open_tiered(model, job.caps, store=job.store, store_tokens=job.context_tokens) as node:
         node.engine.submit(Request(prompt=tuple(prompt), sampling=sampling))
-        most_bytes = 0
+        over_cap = 0.0
         while node.engine.has_work:
             for event in node.engine.step():
                 _tell(event, job)
-            most_bytes = max(most_bytes, memory_bytes(node))
+            over_cap = max(over_cap, held_over_caps(node, job.caps))
         require_streaming(node)
-        return Peak(most_bytes / cap_bytes, peak_rss_bytes())
+        return Peak(over_cap, peak_rss_bytes())
 
 
-def forget_peak() -> None:
-    """Count the peak of this process's memory from now on: what loading took is not looked at."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+def held_over_caps(node: Node, caps: Caps) -> float:
+    """Main memory behind the KV of device and HOST, whatever it is used for, over the caps as they were asked for.
 
-
-def peak_rss_bytes() -> int:
-    """The most memory that this process held, pages shared with others included, since `forget_peak`.
-
-    `getrusage` is no help: there a new process begins with the peak of the one that started it.
+    The tables in front of HOST's slots are counted: what the caps bound is what the system lacks.
     """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel says nothing of the peak")
+    assert node.stores.host is not None
+    arena, region = node.stores.device.arena, node.stores.host.region
+    held_bytes = resident_bytes(arena.data_ptr(), arena.numel())
+    # Huge pages that were set aside are taken when the region is made.
+    is_whole = region.kind is RegionKind.HUGETLB
+    held_bytes += region.size_bytes if is_whole else resident_bytes(region.address, region.size_bytes)
+    layout = node.stores.layout
+    return held_bytes / (kv_bytes(layout, caps.device_tokens) + kv_bytes(layout, caps.host_tokens))
 
 
 def _tell(event: Event, job: Job) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from h3kv.bench.disk import DiskLimit
-from h3kv.bench.measure import Rounds
+from h3kv.bench.measure import Rounds, turns
 from h3kv.bench.results import Results
 from h3kv.bench.tiered import (
     Caps,
@@ -23,7 +23,9 @@ from h3kv.bench.tiered import (
 )
 from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType, Tier
+from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import Finished
+from h3kv.engine.pool import SETTLE_NS
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.node import Node
 from h3kv.telemetry import names
@@ -54,7 +56,7 @@ def run(results: Results, setting: TieredSetting, sizes: Sizes, *, suffix: str =
         suffix: of the metrics' group, for sizes that are not the full ones.
 
     Raises:
-        ConfigError: nothing was written to the store, or something was reused.
+        ConfigError: nothing was written to the store, it was too slow, or something was reused.
     """
     context_tokens = sizes.prompt_tokens + sizes.answer_tokens
     model = load_reaching(setting.model, dtype=DType.BF16, context_tokens=context_tokens)
@@ -68,11 +70,11 @@ def run(results: Results, setting: TieredSetting, sizes: Sizes, *, suffix: str =
         nodes = {"on": tiered, "off": resident}
         for repetition in range(-1, setting.repetitions):
             prompts = [
-                random_tokens(model, sizes.prompt_tokens, seed=(repetition + 1) * sizes.prompts + place)
-                for place in range(sizes.prompts)
+                random_tokens(model, sizes.prompt_tokens, seed=(repetition + 1) * sizes.prompts + number)
+                for number in range(sizes.prompts)
             ]
-            for name, node in nodes.items():
-                rate = _tokens_per_second(node, prompts, sizes)
+            for name, node in turns(nodes.items(), repetition):
+                rate = tokens_per_second(node, prompts, sizes)
                 if repetition < 0:
                     continue  # Memory is touched for the first time, and HOST is not full yet.
                 rounds.add(name, rate)
@@ -84,15 +86,24 @@ def run(results: Results, setting: TieredSetting, sizes: Sizes, *, suffix: str =
     results.put(f"{group}.fraction", rounds.ratio("on", "off"))
 
 
-def _tokens_per_second(node: Node, prompts: Sequence[Sequence[int]], sizes: Sizes) -> float:
-    """Prompt tokens per second of requests one after another, answers included."""
+def tokens_per_second(node: Node, prompts: Sequence[Sequence[int]], sizes: Sizes) -> float:
+    """Prompt tokens per second of requests one after another: answers included, and all that is written behind them.
+
+    Raises:
+        ConfigError: something was reused, or the cold store takes more than half a minute to write what is left.
+    """
     sampling = SamplingParameters(max_new_tokens=sizes.answer_tokens, ignore_eos=True)
     begin_ns = time.perf_counter_ns()
     for prompt in prompts:
         for event in node.engine.generate(Request(prompt=tuple(prompt), sampling=sampling)):
             if isinstance(event, Finished) and event.statistics.cached_tokens_total:
                 raise ConfigError("two prompts begin alike: choose a model with a larger vocabulary", field="model")
-    return len(prompts) * sizes.prompt_tokens * 1e9 / (time.perf_counter_ns() - begin_ns)
+    # Nothing runs on into the time of the next contestant.
+    node.pool.placer.settle(SETTLE_NS)
+    elapsed_ns = time.perf_counter_ns() - begin_ns
+    if node.pool.placer.is_moving:
+        raise ConfigError("the cold store cannot keep up: choose a --store on a faster disk", field="store")
+    return len(prompts) * sizes.prompt_tokens * NS_PER_S / elapsed_ns
 
 
 def _check_written(node: Node, store: Path, setting: TieredSetting) -> None:

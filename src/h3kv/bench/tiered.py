@@ -17,7 +17,7 @@ from h3kv.bench.measure import Progress
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
-from h3kv.core.types import DType, Tier
+from h3kv.core.types import DType
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.pool import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
@@ -103,12 +103,6 @@ def require_streaming(node: Node) -> None:
         raise ConfigError(
             "the caps hold all KV: nothing was read from the cold store; lower them", field="host.kv_bytes"
         )
-
-
-def memory_bytes(node: Node) -> int:
-    """KV bytes in memory: device and HOST, with open slabs and staging."""
-    statistics = node.statistics()
-    return sum(statistics[tier].used_bytes for tier in (Tier.DEVICE, Tier.HOST) if tier in statistics)
 
 
 def load_reaching(source: str, *, dtype: DType, context_tokens: int) -> LoadedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,11 +58,6 @@ def percentile(values: Sequence[int], percent: int) -> int:
     """The smallest value that at least `percent` of all do not exceed. There is at least one value."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
-
-def peak_rss_bytes() -> int:
-    """The most main memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def answer_fields(answer: Answer) -> dict[str, object]:

@@ -15,7 +15,7 @@ from h3kv.cli.display import Display, PlainDisplay, TierScreen
 from h3kv.cli.document import check_question, prompt_tokens, read_document
 from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
-from h3kv.cli.report import Answer, Usage, answer_fields, peak_rss_bytes, table
+from h3kv.cli.report import Answer, Usage, answer_fields, table
 from h3kv.cli.session import Session, open_session
 from h3kv.cli.tier_report import take_snapshot, tier_fields, tier_table
 from h3kv.config import Settings
@@ -25,6 +25,7 @@ from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.events import Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.pool import SETTLE_NS
 from h3kv.engine.request import Request, SamplingParameters
+from h3kv.machine import peak_rss_bytes
 from h3kv.node import Node
 
 

@@ -143,11 +143,18 @@ class IoEngine:
 
         Raises:
             ConfigError: the depth is out of range, or io_uring was asked for by name and is refused.
+            TierBrokenError: no thread can be started.
         """
         if not 1 <= depth <= DEPTH_MAX:
             raise ConfigError(f"an I/O depth is from 1 to {DEPTH_MAX}, not {depth}", field="depth")
         try:
             return cls(_native.IoEngine(files, depth, buffers, backend, threads, deadline_ms, ()))
+        except OSError as error:
+            message = (
+                f"the I/O engine cannot start its threads ({error.strerror}): raise the limit on processes "
+                "(`ulimit -u`), or end other programs"
+            )
+            raise TierBrokenError(message, tier=Tier.NVME) from error
         except RuntimeError as error:
             message = f"io_uring is not available here ({error}); choose the backend auto or threads"
             raise ConfigError(message, field="nvme.backend") from error
@@ -212,7 +219,7 @@ class IoEngine:
         self._native.cancel_all()
 
     def close(self) -> None:
-        """Drop what is pending and wait for what is in flight: afterwards no memory is touched.
+        """Drop what is pending and wait for what is in flight: afterwards no memory is touched and no file is held.
 
         Results can still be polled. Calling it again does nothing.
         """

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from h3kv.cli.report import Answer, Usage, answer_fields, peak_rss_bytes, percentile, rounded, table
+from h3kv.cli.report import Answer, Usage, answer_fields, percentile, rounded, table
 from h3kv.core.types import Tier
 from h3kv.engine.events import RequestStatistics
 from h3kv.engine.stopping import FinishReason
@@ -85,7 +85,3 @@ def test_percentile_is_the_smallest_value_that_enough_do_not_exceed(percent: int
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.01234, "0.0123"), (12.345, "12.3"), (1234.5, "1,234")])
 def test_numbers_have_three_digits(value: float | None, text: str) -> None:
     assert rounded(value) == text
-
-
-def test_this_process_has_held_memory() -> None:
-    assert peak_rss_bytes() > 1 << 20

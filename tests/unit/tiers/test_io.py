@@ -238,6 +238,27 @@ def test_a_depth_out_of_range_is_named(file: IoFile) -> None:
         IoEngine.open([file.descriptor], depth=0)
 
 
+def test_a_closed_engine_that_is_still_referenced_holds_no_descriptor(
+    file: IoFile, backend: Literal["io_uring", "threads"]
+) -> None:
+    before = descriptors()
+    engines = [IoEngine.open([file.descriptor], depth=4, buffers=[file.buffer], backend=backend) for _ in range(4)]
+    if backend == "io_uring":
+        assert descriptors() != before
+    for engine in engines:
+        assert run(engine, file.op(READ, 0, PAGE))["status"].tolist() == [OK]
+        engine.close()
+    assert descriptors() == before
+    assert {(engine.backend, engine.statistics().reads, engine.poll().size) for engine in engines} == {(backend, 1, 0)}
+
+
+def descriptors() -> list[str]:
+    """Numbers and targets of what this process has open, but for the folder that is read for it."""
+    with os.scandir("/proc/self/fd") as entries:
+        pairs = [(entry.name, os.readlink(entry.path)) for entry in entries]
+    return sorted(f"{name} {target}" for name, target in pairs if not target.endswith("/fd"))
+
+
 def test_direct_files_read_past_the_page_cache_where_the_file_system_allows(tmp_path: Path) -> None:
     descriptor, is_direct = direct_file(tmp_path / "new", os.O_RDWR | os.O_CREAT)
     assert os.fstat(descriptor).st_mode & 0o777 == 0o600

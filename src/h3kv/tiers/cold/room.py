@@ -42,10 +42,12 @@ class Room:
     def reserve(self, sizes: Sequence[int]) -> list[int] | None:
         """First blocks of one extent for each size, or None when not all of them fit; then nothing was taken."""
         blocks: list[int] = []
+        claimed_before = len(self._claimed)
         for size in sizes:
             block = self._allocate(size)
             if block is None:
                 self.release(blocks)
+                self._give_areas_back(self._claimed[claimed_before:])
                 return None
             blocks.append(block)
         return blocks
@@ -99,6 +101,12 @@ class Room:
         offset = self._buddies[taken].allocate(extent_class(size))
         assert offset is not None, "an empty area has room for any extent"
         return taken * self._geometry.blocks + offset
+
+    def _give_areas_back(self, areas: Sequence[int]) -> None:
+        """Leave areas, the last ones taken, to whom the disk says they belong: nothing lies in them."""
+        for area in areas:
+            assert self._buddies.pop(area).used_blocks == 0
+            self._claimed.remove(area)
 
     def _take_area(self) -> int | None:
         """A free area, else the one whose model was used least recently, else None."""

@@ -39,6 +39,17 @@ def test_what_does_not_fit_takes_nothing() -> None:
     room.check_integrity()
 
 
+def test_what_does_not_fit_leaves_the_areas_of_others_alone() -> None:
+    room = Room(GEOMETRY, [entry(5), None, entry(3)], ours=[])
+    assert room.reserve([16]) == [32]
+    assert room.reserve([16] * 6) is None
+    assert room.take_claims() == [1], "only what the reservation before took"
+    assert room.used_blocks == 16
+    assert room.reserve([16, 16]) == [48, 64]
+    assert room.take_claims() == [2]
+    room.check_integrity()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_restored_extents_lie_where_they_lay(seed: int) -> None:
     rng = random.Random(seed)

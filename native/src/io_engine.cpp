@@ -36,23 +36,33 @@ Engine::Engine(Options options) : options_(std::move(options)) {
   if (opened_.kernel != nullptr) return;
   lock.unlock();
   thread_.join();
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
   throw std::runtime_error(opened_.reason);
 }
 
+// What fails while the engine opens is the constructor's to throw. Memory that runs out later ends the process: ops in
+// the kernel then write where nobody can be told that they do.
 void Engine::serve() {
-  OpenedKernel opened = open_kernel(options_);
+  OpenedKernel opened;
+  std::unique_ptr<Flight> flight;
+  std::exception_ptr failure;
+  try {
+    opened = open_kernel(options_);
+    if (opened.kernel != nullptr)
+      flight = std::make_unique<Flight>(*opened.kernel, static_cast<std::uint32_t>(options_.files.size()), options_.depth);
+  } catch (...) {
+    failure = std::current_exception();
+    opened.kernel.reset();
+  }
   {
     const std::lock_guard lock(mutex_);
     opened_ = std::move(opened);
     fixed_buffers_ = opened_.kernel != nullptr && opened_.kernel->fixed_buffers();
+    failure_ = failure;
     opening_ = false;
   }
   changed_.notify_all();
-  if (opened_.kernel == nullptr) return;
-  {
-    Flight flight(*opened_.kernel, static_cast<std::uint32_t>(options_.files.size()), options_.depth);
-    run(flight);
-  }
+  if (flight != nullptr) run(*flight);
 }
 
 void Engine::run(Flight& flight) {
@@ -125,7 +135,9 @@ bool Engine::submit(const Op* ops, std::size_t count) {
 }
 
 void Engine::wake() {
-  if (sleeping_.exchange(false)) opened_.kernel->wake();
+  if (!sleeping_.exchange(false)) return;
+  const std::lock_guard lock(mutex_);
+  if (opened_.kernel != nullptr) opened_.kernel->wake();
 }
 
 std::size_t Engine::ready() {
@@ -173,6 +185,9 @@ void Engine::close() {
   }
   wake();
   thread_.join();
+  std::unique_ptr<Kernel> kernel;  // ends without the lock
+  const std::lock_guard lock(mutex_);
+  kernel.swap(opened_.kernel);
 }
 
 Statistics Engine::statistics() {

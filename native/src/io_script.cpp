@@ -2,13 +2,11 @@
 #include <sys/types.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
 #include <vector>
 
 #include "h3/io_kernel.hpp"
+#include "io_inbox.hpp"
 #include "io_transfer.hpp"
 
 namespace h3::io {
@@ -24,12 +22,13 @@ class ScriptKernel final : public Kernel {
       return false;
     }
     refused_ = 0;
-    if (fault(Fault::kStale) != nullptr) completions_.push_back({request.token - (std::uint64_t{1} << 32), request.size});
+    if (fault(Fault::kStale) != nullptr) inbox_.add({request.token - (std::uint64_t{1} << 32), request.size});
     if (fault(Fault::kHold) != nullptr || fault(Fault::kLate) != nullptr) {
       held_.push_back({request, fault(Fault::kLate) != nullptr});
     } else {
-      completions_.push_back({request.token, carry_out(request)});
-      if (fault(Fault::kRepeat) != nullptr) completions_.push_back(completions_.back());
+      const Completion completion{request.token, carry_out(request)};
+      inbox_.add(completion);
+      if (fault(Fault::kRepeat) != nullptr) inbox_.add(completion);
     }
     ++taken_;
     return true;
@@ -37,36 +36,19 @@ class ScriptKernel final : public Kernel {
 
   bool cancel(std::uint64_t token) override {
     const auto found = std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.request.token == token; });
-    completions_.push_back({Token{0, Token::kCancel, 0}.packed(), found == held_.end() ? -ENOENT : 0});
+    inbox_.add({Token{0, Token::kCancel, 0}.packed(), found == held_.end() ? -ENOENT : 0});
     if (found == held_.end()) return true;
-    completions_.push_back({token, found->is_late ? transfer(found->request, files_[found->request.file]) : -ECANCELED});
+    inbox_.add({token, found->is_late ? transfer(found->request, files_[found->request.file]) : -ECANCELED});
     held_.erase(found);
     return true;
   }
 
   std::size_t exchange(Completion* out, std::size_t capacity, std::uint64_t wait_ns) override {
     ++calls_;
-    if (completions_.empty() && wait_ns > 0) {
-      std::unique_lock lock(mutex_);
-      woken_or_late_.wait_for(lock, std::chrono::nanoseconds(std::min(wait_ns, std::uint64_t{1} << 60)),
-                              [this] { return woken_; });
-      woken_ = false;
-    }
-    const std::size_t count = std::min(capacity, completions_.size());
-    const auto end = completions_.begin() + static_cast<std::ptrdiff_t>(count);
-    std::copy(completions_.begin(), end, out);
-    completions_.erase(completions_.begin(), end);
-    return count;
+    return inbox_.take(out, capacity, wait_ns);
   }
 
-  void wake() override {
-    {
-      const std::lock_guard lock(mutex_);
-      woken_ = true;
-    }
-    woken_or_late_.notify_one();
-  }
-
+  void wake() override { inbox_.wake(); }
   std::uint64_t calls() const override { return calls_; }
 
  private:
@@ -119,11 +101,8 @@ class ScriptKernel final : public Kernel {
   const std::vector<int> files_;
   const std::vector<Fault> faults_;
   std::uint64_t taken_ = 0, refused_ = 0, calls_ = 0;
-  std::deque<Completion> completions_;
   std::vector<Held> held_;
-  std::mutex mutex_;
-  std::condition_variable woken_or_late_;
-  bool woken_ = false;
+  Inbox inbox_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "h3/io_kernel.hpp"
+#include "io_inbox.hpp"
 #include "io_transfer.hpp"
 
 namespace h3::io {
@@ -16,18 +17,16 @@ namespace {
 class ThreadKernel final : public Kernel {
  public:
   explicit ThreadKernel(const Options& options) : files_(options.files) {
-    for (std::uint32_t i = 0; i < std::max(1u, options.threads); ++i) threads_.emplace_back([this] { serve(); });
+    try {
+      for (std::uint32_t i = 0; i < std::max(1u, options.threads); ++i) threads_.emplace_back([this] { serve(); });
+    } catch (...) {  // a limit on processes: the threads that did start end before their members do
+      stop();
+      throw;
+    }
   }
 
   // The engine has no request left when it destroys us.
-  ~ThreadKernel() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    requested_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~ThreadKernel() override { stop(); }
 
   bool push(const Request& request) override {
     {
@@ -44,34 +43,27 @@ class ThreadKernel final : public Kernel {
     const auto found = std::find_if(requests_.begin(), requests_.end(), [&](const Request& r) { return r.token == token; });
     if (found == requests_.end()) return true;
     requests_.erase(found);
-    completions_.push_back({token, -ECANCELED});
+    inbox_.add({token, -ECANCELED});
     return true;
   }
 
   std::size_t exchange(Completion* out, std::size_t capacity, std::uint64_t wait_ns) override {
-    std::unique_lock lock(mutex_);
-    const auto has_news = [this] { return !completions_.empty() || woken_; };
-    if (wait_ns == kForever) completed_.wait(lock, has_news);
-    else if (wait_ns > 0) completed_.wait_for(lock, std::chrono::nanoseconds(wait_ns), has_news);
-    woken_ = false;
-    const std::size_t count = std::min(capacity, completions_.size());
-    const auto end = completions_.begin() + static_cast<std::ptrdiff_t>(count);
-    std::copy(completions_.begin(), end, out);
-    completions_.erase(completions_.begin(), end);
-    return count;
+    return inbox_.take(out, capacity, wait_ns);
   }
 
-  void wake() override {
-    {
-      const std::lock_guard lock(mutex_);
-      woken_ = true;
-    }
-    completed_.notify_one();
-  }
-
+  void wake() override { inbox_.wake(); }
   std::uint64_t calls() const override { return calls_.load(std::memory_order_relaxed); }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    requested_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void serve() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -82,18 +74,16 @@ class ThreadKernel final : public Kernel {
       lock.unlock();
       const std::int64_t result = transfer(request, files_[request.file]);
       calls_.fetch_add(1, std::memory_order_relaxed);
+      inbox_.add({request.token, result});
       lock.lock();
-      completions_.push_back({request.token, result});
-      completed_.notify_one();
     }
   }
 
   const std::vector<int> files_;
   std::mutex mutex_;
-  std::condition_variable requested_, completed_;
+  std::condition_variable requested_;
   std::deque<Request> requests_;
-  std::deque<Completion> completions_;
-  bool woken_ = false;
+  Inbox inbox_;
   bool closing_ = false;
   std::atomic<std::uint64_t> calls_{0};
   std::vector<std::thread> threads_;

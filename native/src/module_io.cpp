@@ -5,9 +5,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -58,8 +60,14 @@ void open(Engine* self, std::vector<int> files, std::uint32_t depth,
           std::uint64_t deadline_ms, const std::vector<FaultTuple>& faults) {
   h3::io::Options options{std::move(files), depth, std::move(buffers), std::move(backend), threads, deadline_ms, {}};
   for (const FaultTuple& tuple : faults) options.faults.push_back(fault_of(tuple));
-  const nb::gil_scoped_release released;
-  new (self) Engine(std::move(options));
+  try {
+    const nb::gil_scoped_release released;
+    new (self) Engine(std::move(options));
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
 }
 
 nb::dict statistics(Engine& engine) {

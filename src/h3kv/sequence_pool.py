@@ -125,7 +125,7 @@ class SequencePool:
 
     def close_sequence(self, sequence: SequenceKv) -> None:
         """Give all room of a sequence back."""
-        self._pool.close_sequence(sequence, None, ())
+        self._pool.close_sequence(sequence, ())
 
     def prepare(self, sequences: Sequence[SequenceKv], counts: Sequence[int]) -> None:
         """Find room for the next chunk of each sequence, and begin to read what attention will want.
@@ -139,7 +139,7 @@ class SequencePool:
             SlabUnavailableError: a part of a sequence was lost.
         """
         with _our_words():
-            self._pool.placer.tick()
+            self._pool.tick()
             for sequence in sequences:
                 sequence.settle(())
             self._check_room(sequences, counts)

@@ -13,6 +13,7 @@ from h3kv.bench.results import Results
 from h3kv.core.errors import ConfigError
 
 MIB = 1 << 20
+ANSWER = '{"jobs": [{"read": {"bw_bytes": 2000000000}}]}'
 
 
 def setting(folder: Path, *, file: Path | None = None, told: list[str] | None = None) -> Setting:
@@ -46,3 +47,14 @@ def test_a_file_that_is_missing_or_too_small_and_a_folder_that_refuses_are_named
         run(Results(), setting(tmp_path, file=tmp_path / "small"))
     with pytest.raises(ConfigError, match="choose another --folder"):
         run(Results(), setting(tmp_path / "nowhere"))
+
+
+def test_fio_is_run_with_memory_on_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "fio"
+    script.write_text(f"#!/bin/sh\necho $GLIBC_TUNABLES > {tmp_path}/said\necho '{ANSWER}'\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    results = Results()
+    run(results, setting(tmp_path))
+    assert results.metrics["io.read_4k.fio_gb_per_s"] == 2
+    assert (tmp_path / "said").read_text() == "glibc.malloc.hugetlb=1\n"

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -19,7 +20,8 @@ namespace h3::io {
 // its result was polled, or `close` has returned.
 class Engine {
  public:
-  // Throws std::runtime_error when a backend asked for by name cannot be had.
+  // Throws std::runtime_error when a backend asked for by name cannot be had, std::system_error when no thread can be
+  // started.
   explicit Engine(Options options);
   ~Engine() { close(); }
   Engine(const Engine&) = delete;
@@ -35,7 +37,8 @@ class Engine {
   void wait(std::uint64_t timeout_ns, std::size_t count);
   // Ends what can be ended. Each op still gets its result.
   void cancel_all();
-  // Drops what the kernel was not given yet, waits for the rest. Results can still be polled.
+  // Drops what the kernel was not given yet, waits for the rest, and gives back all that the kernel gave: threads, ring,
+  // descriptors, its hold on the files. Results can still be polled.
   void close();
   Statistics statistics();
 
@@ -60,7 +63,8 @@ class Engine {
   void wake();
 
   Options options_;
-  OpenedKernel opened_;
+  OpenedKernel opened_;  // its kernel is null again after `close`
+  std::exception_ptr failure_;  // of opening
   bool fixed_buffers_ = false;
 
   std::mutex mutex_;

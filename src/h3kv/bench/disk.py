@@ -1,9 +1,11 @@
-"""The physical limit of reads from the cold store: how fast the device under its file reads."""
+"""The physical limit of reads from the cold store: how fast the device under its file reads.
+
+Shapes: N reads.
+"""
 
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +13,22 @@ from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from h3kv.bench.limit import huge_buffer
 from h3kv.core.errors import ConfigError, TierBrokenError
 from h3kv.core.limits import DIRECT_IO_BYTES
 from h3kv.core.types import Tier
-from h3kv.core.units import NS_PER_S
-from h3kv.tiers.io import OK, OP_DTYPE, READ, IoEngine, describe, direct_file
+from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.tiers.io import DEADLINE_MS, OK, OP_DTYPE, READ, IoEngine, describe, direct_file
 
 READ_BYTES: Final = 4 << 20
 DEPTH: Final = 16
 SECONDS: Final = 0.5
 """Of one measurement: hundreds of reads on a slow disk."""
+
+OFFSETS: Final = 1 << 17
+"""Drawn for one measurement, before its clock starts."""
 
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -45,14 +51,14 @@ class DiskLimit:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}; choose another --store", field="store") from error
         try:
-            self._places = _places(self._file, path)
+            self._starts_N = _written_starts(self._file, path)
             self._buffer = huge_buffer(DEPTH * READ_BYTES)
             room = (self._buffer.data_ptr(), self._buffer.numel())
             self._engine = IoEngine.open([self._file], depth=DEPTH, buffers=[room])
         except BaseException:
             os.close(self._file)
             raise
-        self._chance = random.Random(len(self._places))
+        self._chance = np.random.default_rng(self._starts_N.size)
 
     def bytes_per_second(self, seconds: float = SECONDS) -> float:
         """Bandwidth now.
@@ -60,28 +66,9 @@ class DiskLimit:
         Raises:
             TierBrokenError: a read failed.
         """
-        ops_N = np.zeros(DEPTH, dtype=OP_DTYPE)
-        ops_N["tag"] = np.arange(DEPTH)
-        ops_N["address"] = self._buffer.data_ptr() + ops_N["tag"] * np.uint64(READ_BYTES)
-        ops_N["size"], ops_N["kind"] = READ_BYTES, READ
-        begin_ns = time.perf_counter_ns()
-        started = done = 0
-        free_N = ops_N["tag"].astype(np.int64)
-        while done < started or started == 0:
-            is_over = time.perf_counter_ns() - begin_ns > seconds * NS_PER_S
-            if free_N.size and not is_over:
-                batch_N = ops_N[free_N]
-                batch_N["offset"] = self._chance.choices(self._places, k=free_N.size)
-                self._engine.submit(batch_N)
-                started += free_N.size
-            self._engine.wait(NS_PER_S)
-            results_N = self._engine.poll()
-            failed_N = results_N[results_N["status"] != OK]
-            if failed_N.size:
-                raise TierBrokenError(f"measuring the read bandwidth: {describe(failed_N[0])}", tier=Tier.NVME)
-            free_N = results_N["tag"].astype(np.int64)
-            done += free_N.size
-        return done * READ_BYTES * NS_PER_S / (time.perf_counter_ns() - begin_ns)
+        offsets_N = self._starts_N[self._chance.integers(0, self._starts_N.size, OFFSETS)]
+        buffer = (self._buffer.data_ptr(), self._buffer.numel())
+        return read_bandwidth(self._engine, offsets_N, io_bytes=READ_BYTES, buffer=buffer, seconds=seconds)
 
     def close(self) -> None:
         """Close the file."""
@@ -97,6 +84,52 @@ class DiskLimit:
         self.close()
 
 
+def read_bandwidth(
+    engine: IoEngine, offsets_N: NDArray[np.uint64], *, io_bytes: int, buffer: tuple[int, int], seconds: float
+) -> float:
+    """Bytes per second of reads of an engine's first file; another is asked for when one has ended, never more.
+
+    Args:
+        engine: nothing else is in flight.
+        offsets_N: where to read, in order and then from the first again.
+        io_bytes: of one read.
+        buffer: (address, bytes) of memory that is overwritten: room for all reads in flight.
+        seconds: how long to read.
+
+    Raises:
+        TierBrokenError: a read failed. Others may still be in flight: close the engine before the memory is given back.
+    """
+    rooms = buffer[1] // io_bytes
+    assert rooms > 0 and io_bytes % DIRECT_IO_BYTES == 0
+    ops_N = np.zeros(rooms, dtype=OP_DTYPE)
+    ops_N["tag"] = np.arange(rooms)
+    ops_N["address"] = buffer[0] + ops_N["tag"] * np.uint64(io_bytes)
+    ops_N["size"], ops_N["kind"] = io_bytes, READ
+    begin_ns = time.perf_counter_ns()
+    free_N, started, done = ops_N["tag"], 0, 0
+    while started == 0 or time.perf_counter_ns() - begin_ns < seconds * NS_PER_S:
+        batch_N = ops_N[free_N]
+        batch_N["offset"] = offsets_N.take(np.arange(started, started + free_N.size), mode="wrap")
+        engine.submit(batch_N)
+        started += free_N.size
+        engine.wait(NS_PER_S, results=max(1, rooms // 16))
+        free_N = _finished(engine)
+        done += free_N.size
+    engine.wait(DEADLINE_MS * NS_PER_MS, results=started - done)
+    done += _finished(engine).size
+    return done * io_bytes * NS_PER_S / (time.perf_counter_ns() - begin_ns)
+
+
+def _finished(engine: IoEngine) -> NDArray[np.uint64]:
+    """Tags of the reads that ended since the last call."""
+    results_N = engine.poll()
+    failed_N = results_N[results_N["status"] != OK]
+    if failed_N.size:
+        raise TierBrokenError(f"measuring the read bandwidth: {describe(failed_N[0])}", tier=Tier.NVME)
+    tags_N: NDArray[np.uint64] = results_N["tag"]
+    return tags_N
+
+
 def describe_folder(folder: Path, *, is_direct: bool) -> str | None:
     """What a reader of the figures must know of the file system under a folder; None where all is as it should be."""
     kind = _file_system(folder)
@@ -107,16 +140,16 @@ def describe_folder(folder: Path, *, is_direct: bool) -> str | None:
     return None
 
 
-def _places(file: int, path: Path) -> list[int]:
+def _written_starts(file: int, path: Path) -> NDArray[np.uint64]:
     """Offsets of reads that find data."""
-    places = [
+    starts = [
         start
         for begin, end in _written_ranges(file)
         for start in range(-(-begin // DIRECT_IO_BYTES) * DIRECT_IO_BYTES, end - READ_BYTES + 1, READ_BYTES)
     ]
-    if not places:
+    if not starts:
         raise ConfigError(f"{path} holds less than {READ_BYTES} bytes in one piece: store more", field="store")
-    return places
+    return np.array(starts, dtype=np.uint64)
 
 
 def _written_ranges(file: int) -> Iterator[tuple[int, int]]:

@@ -19,12 +19,13 @@ from typing import Final
 
 import numpy as np
 
+from h3kv.bench.disk import OFFSETS, read_bandwidth
 from h3kv.bench.limit import huge_buffer
 from h3kv.bench.measure import Progress, Rounds
 from h3kv.bench.results import Results
 from h3kv.core.errors import ConfigError
 from h3kv.core.units import NS_PER_S, describe_size
-from h3kv.tiers.io import FLUSH, OK, OP_DTYPE, WRITE, IoEngine, describe, direct_file, read_bandwidth
+from h3kv.tiers.io import FLUSH, OK, OP_DTYPE, WRITE, IoEngine, describe, direct_file
 
 MIB: Final = 1 << 20
 
@@ -97,16 +98,17 @@ def _measure(results: Results, workload: Workload, path: Path, *, fio: str | Non
         if not is_direct:
             setting.progress(f"{path}: its file system refuses direct I/O, so this measures the page cache")
         buffer = huge_buffer(workload.buffer_bytes)
-        place = (buffer.data_ptr(), buffer.numel())
-        engine = IoEngine.open([descriptor], depth=workload.depth, buffers=[place])
+        room = (buffer.data_ptr(), buffer.numel())
+        chance = np.random.default_rng(workload.io_bytes)
+        engine = IoEngine.open([descriptor], depth=workload.depth, buffers=[room])
         if engine.backend != "io_uring" or not engine.fixed_buffers:
             why = engine.fallback_reason or engine.buffers_reason
             setting.progress(f"io: {engine.backend}, fixed buffers: {engine.fixed_buffers} ({why})")
 
         def ours() -> float:
-            return read_bandwidth(
-                engine, file=0, size_bytes=size_bytes, buffer=place, seconds=setting.seconds, io_bytes=workload.io_bytes
-            )
+            starts_N = chance.integers(0, size_bytes // workload.io_bytes, OFFSETS, dtype=np.uint64)
+            offsets_N = starts_N * np.uint64(workload.io_bytes)
+            return read_bandwidth(engine, offsets_N, io_bytes=workload.io_bytes, buffer=room, seconds=setting.seconds)
 
         contestants: dict[str, Callable[[], float]] = {"ours": ours}
         if fio is not None:

@@ -111,7 +111,7 @@ class LongSequence:
 
     def close(self) -> None:
         """Give the KV back."""
-        self._node.pool.close_sequence(self.kv, None, ())
+        self._node.pool.close_sequence(self.kv, ())
 
 
 def run(results: Results, setting: TieredSetting, sizes: Sizes) -> None:

@@ -52,7 +52,7 @@ def window_loss(decoder: Decoder, pool: KvPool, tokens: Sequence[int], *, chunk_
             rows = (slice(row, row + ROWS) for row in range(0, end - start, ROWS))
             losses += [_loss(logits_TV[part], next_T[part]) for part in rows]
     finally:
-        pool.close_sequence(kv, None, ())
+        pool.close_sequence(kv, ())
     return math.fsum(losses)
 
 

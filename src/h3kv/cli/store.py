@@ -51,7 +51,7 @@ def check_store(place: Path, *, as_json: bool) -> None:
 
 
 def _show(report: AreaReport) -> None:
-    model = report.fingerprint.hex()[:12]
+    model = "unknown" if report.fingerprint is None else report.fingerprint.hex()[:12]
     typer.echo(f"area {report.area}, model {model}: {report.segments} segments, {report.pages} pages")
     for line in report.damage:
         typer.echo(f"  damaged: {line}")
@@ -60,7 +60,7 @@ def _show(report: AreaReport) -> None:
 def _facts(report: AreaReport) -> dict[str, object]:
     return {
         "area": report.area,
-        "fingerprint": report.fingerprint.hex(),
+        "fingerprint": None if report.fingerprint is None else report.fingerprint.hex(),
         "segments": report.segments,
         "pages": report.pages,
         "damage": list(report.damage),

@@ -171,6 +171,7 @@ class Engine:
         pins = self._segments.statistics().pins
         held = sum(sequence.kv.pins for sequence in self._running)
         assert pins == held, f"{pins} pins, but running sequences hold {held}"
+        assert self._pool.running == len(self._running), "a sequence was counted in and not out"
 
     def _is_alive(self, request_id: RequestId) -> bool:
         """Whether further events of a request may come."""
@@ -178,7 +179,7 @@ class Engine:
         return is_waiting or any(sequence.id == request_id for sequence in self._running)
 
     def _step(self) -> list[Event]:
-        self._pool.placer.tick()
+        self._pool.tick()
         self._admit()
         if self._running:
             sequence = self._running[0]
@@ -215,7 +216,6 @@ class Engine:
                 waiting.id,
                 waiting.request,
                 kv,
-                need=waiting.need,
                 vocabulary=self._vocabulary,
                 submitted_ns=waiting.submitted_ns,
                 started_ns=self._clock.now_ns(),
@@ -228,7 +228,7 @@ class Engine:
 
     def _undo_start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
         """Make a request the first waiting one again, wherever its start was interrupted."""
-        self._pool.close_sequence(kv, waiting.need, ())
+        self._pool.close_sequence(kv, ())
         if self._running and self._running[-1].kv is kv:
             self._running.pop()
         if not self._waiting or self._waiting[0] is not waiting:
@@ -246,7 +246,10 @@ class Engine:
         except (SlabCorruptError, SlabUnavailableError) as error:
             # The sequence goes back to the block before, and computes what was lost in its next steps.
             self._reporter.lost(error)
-            self._pool.lose(error.key)
+            if isinstance(error, SlabCorruptError):
+                self._pool.lose(error.key)
+            else:
+                sequence.kv.forget_from(error.key)
             sequence.losses += 1
             if sequence.losses > LOSSES_MAX:
                 self._fail(sequence.id, error)
@@ -294,7 +297,7 @@ class Engine:
         """Take a sequence off and give back all that it holds."""
         self._running.remove(sequence)
         self._may_admit = True
-        self._pool.close_sequence(sequence.kv, sequence.need, sequence.tokens)
+        self._pool.close_sequence(sequence.kv, sequence.tokens)
         self._report()
 
     def _finish(self, request_id: RequestId, reason: FinishReason, statistics: RequestStatistics) -> Finished:

@@ -9,6 +9,7 @@ carried out in `tick`, before a step, and in `make_room`, when a segment is open
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,10 @@ class Placer:
         self._clock = clock
         self._copies: dict[SegmentId, _Copying] = {}
         self._arrivals: dict[SegmentId, tuple[Segment, Arrival, str]] = {}
+        # Ended moves and fetches that nobody took notice of yet.
+        self._ended: deque[Completion] = deque()
+        # Slots of arrivals that failed.
+        self._refused: list[tuple[SlotHandle, ...]] = []
         self._events: list[policy.Event] = []
         self._end_fetch: Callable[[Completion], bool] = lambda _: False
         table.serve_room(self)
@@ -75,6 +80,11 @@ class Placer:
         """Whether a copy is in flight."""
         return bool(self._copies or self._arrivals)
 
+    @property
+    def refused_blocks(self) -> int:
+        """Blocks of the home whose arrivals failed, given back with the next tick."""
+        return sum(handles_L[0].blocks for handles_L in self._refused)
+
     def serve_fetches(self, end_fetch: Callable[[Completion], bool]) -> None:
         """Say who fetches slabs besides: it is asked first whether an ended fetch is its own."""
         self._end_fetch = end_fetch
@@ -83,19 +93,24 @@ class Placer:
         """Take notice of everything that ended, and carry out what the policy decides."""
         self._table.poll()
         self.poll_cold()
+        while self._refused:
+            self._table.home.release(self._refused.pop())
         self._plan([])
 
     def poll_cold(self) -> None:
         """Take notice of moves and fetches of the cold store that ended. Drops nothing."""
         if self._cold is None:
             return
-        for completion in self._cold.poll():
+        self._ended.extend(self._cold.poll())
+        # One by one: what is interrupted here leaves the others for the next call.
+        while self._ended:
+            completion = self._ended.popleft()
             if isinstance(completion.move, Move):
                 self._end_copy(completion)
             elif not self._end_fetch(completion):
                 self._end_arrival(completion)
 
-    def make_room(self, blocks: int) -> bool:
+    def make_room(self, blocks: int, *, waits: bool) -> bool:
         """See `RoomMaker.make_room`."""
         before = self._table.free_blocks()
         deadline_ns = self._clock.now_ns() + WAIT_NS
@@ -105,7 +120,7 @@ class Placer:
                 if self._table.free_blocks() > before:
                     return True
                 left_ns = deadline_ns - self._clock.now_ns()
-                if self._cold is None or not self.is_moving or left_ns <= 0:
+                if self._cold is None or not (waits and self.is_moving) or left_ns <= 0:
                     return False
                 self._cold.wait(left_ns)
                 self.poll_cold()
@@ -198,32 +213,58 @@ class Placer:
 
     def _copy_out(self, command: policy.Copy) -> None:
         segment = self._table.find(command.segment)
-        if segment is None or segment.home_L is None or self._cold is None or self._host is None:
+        handles_L = None
+        if segment is not None and segment.home_L is not None and self._host is not None:
+            handles_L = self._reserve_cold(segment)
+        if segment is None or segment.home_L is None or handles_L is None or self._cold is None or self._host is None:
             self._events.append(policy.MoveFailed(command.segment, Tier.NVME))
-            return
-        try:
-            handles_L = tuple(self._cold.reserve([segment.room_blocks] * self._table.layout.layers))
-        except TierFullError:
-            self._events += [
-                policy.MoveFailed(segment.id, Tier.NVME),
-                policy.RoomNeeded(Tier.NVME, segment.room_blocks),
-            ]
-            return
-        except H3Error:
-            self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
             return
         views_L = [self._host.view(handle) for handle in segment.home_L]
         moves = [
             Move(SlabKey(segment.id, layer), handle, view, segment.label)
             for layer, (handle, view) in enumerate(zip(handles_L, views_L, strict=True))
         ]
+        self._copies[segment.id] = _Copying(segment, handles_L, command.reason, layers_left=len(moves))
+        segment.is_copied = True
         try:
             self._cold.submit(moves)
-        except H3Error:
+        except BaseException as error:
+            del self._copies[segment.id]
+            segment.is_copied = False
             self._cold.release(handles_L)
             self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
-            return
-        self._copies[segment.id] = _Copying(segment, handles_L, command.reason, layers_left=len(moves))
+            if not isinstance(error, H3Error):
+                raise
+
+    def _reserve_cold(self, segment: Segment) -> tuple[SlotHandle, ...] | None:
+        """Room for a segment in the cold store; None where there is none."""
+        assert self._cold is not None
+        sizes = [segment.room_blocks] * self._table.layout.layers
+        while True:
+            free_bytes = self._cold.statistics().free_bytes
+            try:
+                return tuple(self._cold.reserve(sizes))
+            except TierFullError as error:
+                if error.free_bytes < error.needed_bytes:
+                    return None
+            except H3Error:
+                return None
+            # Enough is free, but it lies apart: one more is dropped at a time.
+            self._drop_cold(free_bytes // self._table.layout.block_bytes + 1)
+            if self._cold.statistics().free_bytes <= free_bytes:
+                return None
+
+    def _drop_cold(self, blocks: int) -> None:
+        """Drop copies in the cold store until so many blocks are free there, as far as that goes."""
+        for wanted in (blocks, 0):
+            events = [*self._take_events(), *self._rooms(), policy.RoomNeeded(Tier.NVME, wanted)]
+            self._state, plan = policy.step(self._state, events, self._clock.now_ns())
+            for command in plan:
+                if isinstance(command, policy.Drop):
+                    self._drop(command)
+                else:
+                    # Not now: it may be asked for again.
+                    self._events.append(policy.MoveFailed(command.segment, command.target))
 
     def _end_copy(self, completion: Completion) -> None:
         copying = self._copies[completion.move.key.segment]
@@ -233,9 +274,12 @@ class Placer:
             return
         segment = copying.segment
         del self._copies[segment.id]
-        if copying.error is not None or segment.phase is not Phase.SEALED or self._table.find(segment.id) is None:
+        segment.is_copied = False
+        is_there = self._table.find(segment.id) is segment and segment.phase is Phase.SEALED
+        if copying.error is not None or not is_there:
             assert self._cold is not None
             self._cold.release(copying.handles_L)
+            self._table.end_leaving(segment)
             self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
             return
         segment.cold_L = copying.handles_L
@@ -286,10 +330,13 @@ class Placer:
             return
         del self._arrivals[segment.id]
         segment.arrival = None
-        if self._table.find(segment.id) is None or segment.phase is not Phase.SEALED or arrival.error is not None:
-            self._table.home.release(arrival.handles_L)
+        is_there = self._table.find(segment.id) is segment and segment.phase is Phase.SEALED
+        if not is_there or arrival.error is not None:
+            # Attention may be reading layers of it that did come: the slots are released after the step.
+            self._refused.append(arrival.handles_L)
+            self._table.end_leaving(segment)
             self._events.append(policy.MoveFailed(segment.id, Tier.HOST))
-            if isinstance(arrival.error, SlabCorruptError):
+            if is_there and isinstance(arrival.error, SlabCorruptError):
                 self._table.lose(segment)
             return
         moves = [Move(SlabKey(segment.id, at), handle, None) for at, handle in enumerate(arrival.handles_L)]

@@ -18,10 +18,11 @@ from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
 from h3kv.core.types import BlockKey, SlabKey, SlotHandle, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
+from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
-from h3kv.engine.sequence_kv import KvParts, SequenceKv
+from h3kv.engine.sequence_kv import Census, KvParts, SequenceKv
 from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
 from h3kv.engine.window import ArenaStore, Window, WindowConfig
 from h3kv.policy.admission import plan_rooms
@@ -32,8 +33,8 @@ from h3kv.tiers.host import HostStore
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
 
-STAGING_SHARE = 3
-"""Staging takes at most this part of the HOST cap."""
+STAGING_DIVISOR = 3
+"""Staging takes a third of the HOST cap at most, but for the fewest slots that attention can do with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class TieringConfig:
     window_tokens: int = 1024
     """Newest tokens of a sequence that stay on the device: a multiple of 64."""
     staging_bytes: int = 32 << 20
-    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it. Enough to
-    keep the disk busy while a layer is computed."""
+    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it, but for four
+    slabs of full segments. Enough to keep the disk busy while a layer is computed."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""
 
@@ -102,8 +103,7 @@ class KvPool:
         self._directory = directory
         self._tiering = tiering or TieringConfig()
         self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
-        self._committed_blocks = 0
-        self._running = 0
+        self._census = Census()
         self.device_plan = self._plan_device()
         host = home if isinstance(home, HostStore) else None
         self._staging = self._reserve_staging(host) if cold is not None and host is not None else []
@@ -119,7 +119,9 @@ class KvPool:
         config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
-        self._parts = KvParts(self.segments, page_kernels, self.stream, telemetry, is_eager=cold is None)
+        self._parts = KvParts(
+            self.segments, page_kernels, self.stream, telemetry, is_eager=cold is None, census=self._census
+        )
         if cold is not None:
             self.segments.adopt(cold.restore(self.segments.number))
             self.placer.tick()
@@ -138,8 +140,10 @@ class KvPool:
         """Blocks of one sequence that all tiers hold together."""
         if self._cold is None:
             return self._home_blocks()
-        cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
-        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
+        statistics = self._cold.statistics()
+        # What a degraded store holds can be read, but nothing more goes there.
+        cold_bytes = 0 if self._cold.is_degraded else statistics.capacity_bytes
+        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_bytes // self.layout.block_bytes
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.
@@ -152,23 +156,39 @@ class KvPool:
         Raises:
             TierFullError: the room is in use by others. Nothing is held then.
         """
-        self._commit(need.blocks)
-        mounts: list[Mount] = []
-        try:
+        with interrupts_deferred():
             mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
-            self.placer.tick()
-            while True:
+            try:
+                self.placer.tick()
+                return self._start(need, mounts, is_alone=is_alone)
+            except BaseException:
+                for mount in mounts:
+                    self.segments.unpin(mount.segment)
+                raise
+
+    def _start(self, need: KvNeed, mounts: list[Mount], *, is_alone: bool) -> SequenceKv:
+        """A sequence over these mounts, or over fewer of them."""
+        while True:
+            # A partly used segment pins all of its blocks.
+            blocks = need.blocks + sum(mount.segment.room_blocks - mount.blocks for mount in mounts)
+            try:
+                self._commit(blocks)
                 try:
-                    return SequenceKv(self._parts, mounts, need.rooms, keys=list(need.keys), window=self._make_window())
-                except TierFullError:
-                    if not (is_alone and mounts):
-                        raise
-                    self.segments.unpin(mounts.pop().segment)
-        except BaseException:
-            for mount in mounts:
-                self.segments.unpin(mount.segment)
-            self._uncommit(need.blocks)
-            raise
+                    return SequenceKv(
+                        self._parts,
+                        mounts,
+                        need.rooms,
+                        keys=list(need.keys),
+                        window=self._make_window(),
+                        committed_blocks=blocks,
+                    )
+                except BaseException:
+                    self._uncommit(blocks)
+                    raise
+            except TierFullError:
+                if not (is_alone and mounts):
+                    raise
+                self.segments.unpin(mounts.pop().segment)
 
     def lose(self, slab: SlabKey) -> None:
         """A slab cannot be read: its segment is found no more, and whoever holds it computes it again."""
@@ -176,10 +196,18 @@ class KvPool:
         if segment is not None:
             self.segments.lose(segment)
 
-    def close_sequence(self, kv: SequenceKv, need: KvNeed | None, tokens: Sequence[int]) -> None:
+    def close_sequence(self, kv: SequenceKv, tokens: Sequence[int]) -> None:
         """End a sequence: share what can be, give everything back."""
-        kv.close(tokens)
-        self._uncommit(0 if need is None else need.blocks)
+        with interrupts_deferred():
+            try:
+                kv.close(tokens)
+            finally:
+                self._uncommit(kv.committed_blocks)
+
+    def tick(self) -> None:
+        """Between two steps: take notice of moves that ended, and start others."""
+        with interrupts_deferred():
+            self.placer.tick()
 
     def open_private(self) -> SequenceKv:
         """A sequence of unknown length that shares nothing with others.
@@ -187,19 +215,28 @@ class KvPool:
         Raises:
             TierFullError: no more sequences fit the device tier.
         """
-        self._commit(0)
 
         def rooms(first_block: int) -> Iterator[int]:
             sinks = [SINK_BLOCKS] if first_block == 0 else []
             return itertools.chain(sinks, itertools.repeat(SEGMENT_BLOCKS_MAX))
 
         parts = dataclasses.replace(self._parts, is_eager=False)
-        return SequenceKv(parts, [], rooms, keys=None, window=self._make_window())
+        self._commit(0)
+        try:
+            return SequenceKv(parts, [], rooms, keys=None, window=self._make_window())
+        except BaseException:
+            self._uncommit(0)
+            raise
 
     def statistics(self) -> dict[Tier, StoreStatistics]:
         """Occupancy of each tier."""
         stores = (self._device, self._home, self._cold)
         return {store.tier: store.statistics() for store in stores if store is not None}
+
+    @property
+    def running(self) -> int:
+        """Sequences that were opened and not closed."""
+        return self._census.running
 
     def check_integrity(self) -> None:
         """Assert that all room belongs to running sequences or to segments."""
@@ -227,7 +264,7 @@ class KvPool:
     def _commit(self, blocks: int) -> None:
         """Count a sequence in, so that all that run can reach their longest."""
         limit = self._sequences_max()
-        if limit is not None and self._running >= limit:
+        if limit is not None and self._census.running >= limit:
             raise TierFullError(
                 f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to "
                 "end, or raise device.kv_bytes and host.kv_bytes",
@@ -235,7 +272,7 @@ class KvPool:
                 needed_bytes=self.layout.block_bytes,
                 free_bytes=0,
             )
-        left = self.capacity_blocks - self._committed_blocks
+        left = self.capacity_blocks - self._census.blocks
         if self._cold is not None and blocks > left:
             raise TierFullError(
                 f"the request may come to need {blocks} blocks, and running ones leave {left} of all tiers: wait for "
@@ -244,12 +281,12 @@ class KvPool:
                 needed_bytes=blocks * self.layout.block_bytes,
                 free_bytes=left * self.layout.block_bytes,
             )
-        self._committed_blocks += blocks
-        self._running += 1
+        self._census.blocks += blocks
+        self._census.running += 1
 
     def _uncommit(self, blocks: int) -> None:
-        self._committed_blocks -= blocks
-        self._running -= 1
+        self._census.blocks -= blocks
+        self._census.running -= 1
 
     def _plan_device(self) -> DevicePlan:
         tiering = self._tiering
@@ -273,7 +310,7 @@ class KvPool:
     def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
         slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
         capacity_bytes = host.statistics().capacity_bytes
-        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_SHARE) // slab_bytes, SLOTS_MIN)
+        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_DIVISOR) // slab_bytes, SLOTS_MIN)
         needed_bytes = slots * slab_bytes + SEGMENT_BLOCKS_MAX * self.layout.block_bytes
         if needed_bytes > capacity_bytes:
             raise ConfigError(

@@ -57,6 +57,8 @@ class Segment:
     move_failed: bool = False
     arrival: Arrival | None = None
     """Its way back into its home."""
+    is_copied: bool = False
+    """Whether a copy to the cold store is being written from its home slots: they stay until it has ended."""
     version: int = 0
     """Counts how often its place changed."""
 

@@ -30,7 +30,6 @@ from h3kv.core.types import (
     SlabKey,
     SlotHandle,
     StoredSegment,
-    StoreStatistics,
     Tier,
 )
 from h3kv.engine.segment import Phase, Segment
@@ -59,12 +58,22 @@ class SegmentStatistics:
 class RoomMaker(Protocol):
     """Frees room of the home by dropping or moving sealed segments."""
 
-    def make_room(self, blocks: int) -> bool:
-        """Try to have so many blocks free. Returns whether anything was freed; waits for moves that free something."""
+    def make_room(self, blocks: int, *, waits: bool) -> bool:
+        """Try to have so many blocks free. Returns whether anything was freed.
+
+        Args:
+            blocks: of the home, over all layers.
+            waits: for copies that free something when they end.
+        """
         ...
 
     def freeable_blocks(self) -> int:
         """Blocks that sealed segments hold and could give up."""
+        ...
+
+    @property
+    def refused_blocks(self) -> int:
+        """Blocks that failed arrivals still hold."""
         ...
 
 
@@ -97,6 +106,8 @@ class SegmentTable:
         self._telemetry = telemetry
         self._apart_bytes = layout.slab.size_bytes(apart_blocks)
         self._segments: dict[SegmentId, Segment] = {}
+        # Removed, while a copy or an arrival still uses their slots in the home.
+        self._leaving: dict[SegmentId, Segment] = {}
         self._next_id = 1
         self._room_maker: RoomMaker | None = None
         self._events: list[Event] = []
@@ -110,10 +121,6 @@ class SegmentTable:
     def is_settled(self) -> bool:
         """Whether no seal is under way. A segment that is being sealed can be neither found nor given up."""
         return all(segment.phase is not Phase.SEALING for segment in self._segments.values())
-
-    def tier_statistics(self) -> StoreStatistics:
-        """Occupancy of the home."""
-        return self.home.statistics()
 
     def free_blocks(self) -> int:
         """Blocks of the home over all layers that nobody holds. They may lie apart."""
@@ -136,17 +143,18 @@ class SegmentTable:
         """All sealed segments, oldest first."""
         return [segment for segment in self._segments.values() if segment.phase is Phase.SEALED]
 
-    def open(self, sizes: Sequence[int]) -> list[Segment]:
+    def open(self, sizes: Sequence[int], *, waits: bool = True) -> list[Segment]:
         """New segments with room for so many blocks each, all or nothing, pinned once.
 
         Args:
             sizes: extent classes, in blocks.
+            waits: for room that comes free when a copy to the cold store has ended.
 
         Raises:
             TierFullError: what cannot be moved or given up leaves too little room. Then nothing was, unless the free
                 room lies in too small pieces, which only trying shows.
         """
-        handles = self._reserve(sizes)
+        handles = self._reserve(sizes, waits=waits)
         opened: list[Segment] = []
         try:
             for at, blocks in enumerate(sizes):
@@ -257,6 +265,11 @@ class SegmentTable:
         if segment.pins == 0:
             self._remove(segment)
 
+    def end_leaving(self, segment: Segment) -> None:
+        """The copy or arrival of a segment has ended: give its slots back if it was removed meanwhile."""
+        if self._leaving.pop(segment.id, None) is not None:
+            self.release_home(segment)
+
     def release_home(self, segment: Segment) -> None:
         """Give its slots in the home back, if it has any."""
         if segment.home_L is not None:
@@ -284,8 +297,10 @@ class SegmentTable:
     def check_integrity(self) -> None:
         """Assert that the home's room belongs to these segments, and that what is shared can be found and read."""
         self.home.check_integrity()
-        rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in self._segments.values())
+        holders = [*self._segments.values(), *self._leaving.values()]
+        rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in holders)
         reserved = self.layout.block_bytes * rooms + self._apart_bytes
+        reserved += self.layout.block_bytes * (0 if self._room_maker is None else self._room_maker.refused_blocks)
         assert self.home.statistics().used_bytes == reserved, "the home holds slots that no segment owns"
         for segment in self._segments.values():
             if segment.home_L is not None:
@@ -298,7 +313,7 @@ class SegmentTable:
                 for layer, handle in enumerate(segment.home_L or ()):
                     assert self.home.lookup(SlabKey(segment.id, layer)) == handle
 
-    def _reserve(self, sizes: Sequence[int]) -> list[SlotHandle]:
+    def _reserve(self, sizes: Sequence[int], *, waits: bool) -> list[SlotHandle]:
         """Slots for all layers of segments of these sizes, segment by segment."""
         slots = [blocks for blocks in sizes for _ in range(self.layout.layers)]
         needed = sum(sizes)
@@ -310,7 +325,7 @@ class SegmentTable:
                     return self.home.reserve(slots)
             self._check_room(needed)
             assert self._room_maker is not None
-            if not self._room_maker.make_room(max(needed, free + 1)):
+            if not self._room_maker.make_room(max(needed, free + 1), waits=waits):
                 return self.home.reserve(slots)
 
     def _check_room(self, needed: int) -> None:
@@ -333,8 +348,11 @@ class SegmentTable:
 
     def _remove(self, segment: Segment) -> None:
         del self._segments[segment.id]
-        self.release_home(segment)
         self.release_cold(segment)
+        if segment.is_copied or segment.arrival is not None:
+            self._leaving[segment.id] = segment
+        else:
+            self.release_home(segment)
 
     def _end_move(self, completion: Completion) -> None:
         segment = self._segments.get(completion.move.key.segment)

@@ -15,7 +15,7 @@ from torch import Tensor
 from h3kv.core.ports import Clock
 from h3kv.engine.detokenizer import Detokenizer
 from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
-from h3kv.engine.pool import KvNeed
+from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.sampling import Sampler
 from h3kv.engine.sequence_kv import SequenceKv
@@ -81,7 +81,6 @@ class RunningSequence:
         request_id: of the request.
         request: checked.
         kv: of this sequence; its owner closes it.
-        need: what it was opened for.
         vocabulary: gives text and end tokens.
         submitted_ns: when the request came, on the clock of `step`.
         started_ns: when it got its room.
@@ -93,14 +92,12 @@ class RunningSequence:
         request: Request,
         kv: SequenceKv,
         *,
-        need: KvNeed,
         vocabulary: Vocabulary,
         submitted_ns: int,
         started_ns: int,
     ) -> None:
         self.id = request_id
         self.kv = kv
-        self.need = need
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.losses = 0
@@ -123,7 +120,8 @@ class RunningSequence:
             SlabCorruptError, SlabUnavailableError: a part of the KV cannot be read. The step may be taken again once
                 that part is given up.
         """
-        self.kv.refresh()
+        with interrupts_deferred():
+            self.kv.refresh()
         start, known = self.kv.tokens, len(self.tokens)
         end = (
             chunks.end(start, self.prompt_tokens)
@@ -133,12 +131,14 @@ class RunningSequence:
         is_last = end == known
         assert start < end <= known, "an ended sequence was stepped"
         began_ns = clock.now_ns()
-        self.kv.prepare(end - start)
+        with interrupts_deferred():
+            self.kv.prepare(end - start)
         ids_T = torch.tensor(self.tokens[start:end], dtype=torch.int64, device=device)
         logits = model.forward(ids_T, self.kv, logits="last" if is_last else "none")
         token = self._sampler.choose(logits[-1]) if is_last else None
         ended_ns = clock.now_ns()
-        self.kv.settle(self.tokens)
+        with interrupts_deferred():
+            self.kv.settle(self.tokens)
         events: list[Event] = []
         if start < self.prompt_tokens:
             self._prefill_ns += ended_ns - began_ns

@@ -10,7 +10,6 @@ segment when it leaves the window.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,14 @@ class _Held:
     """Of the segment when its place was last looked up."""
 
 
+@dataclass(slots=True)
+class Census:
+    """Sequences that run, and what they may come to need."""
+
+    running: int = 0
+    blocks: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class KvParts:
     """What every sequence of a pool shares."""
@@ -56,6 +63,8 @@ class KvParts:
     """Receives the bytes that leave windows."""
     is_eager: bool
     """Own segments are opened when the sequence starts, so that it can always end."""
+    census: Census
+    """Who runs."""
 
 
 class SequenceKv:
@@ -67,6 +76,7 @@ class SequenceKv:
         plan: sizes of the segments that it opens for its blocks from a given one on, in order; finite with eager parts.
         keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
         window: its blocks on the device; None where its home is the device.
+        committed_blocks: what it was counted in with.
 
     Raises:
         TierFullError: with eager parts, there is too little room. Nothing is held then but the mounts.
@@ -80,7 +90,9 @@ class SequenceKv:
         *,
         keys: list[BlockKey] | None,
         window: Window | None,
+        committed_blocks: int = 0,
     ) -> None:
+        self.committed_blocks = committed_blocks
         self._parts = parts
         self._segments = parts.segments
         self._plan = plan
@@ -151,7 +163,7 @@ class SequenceKv:
         if self._parts.stream is not None:
             slabs = self.cache.cold_slabs()
             if slabs:
-                self._parts.stream.plan(slabs)
+                self._parts.stream.plan(slabs, repeats=self._parts.census.running == 1)
 
     def attend(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, scale: float | None = None) -> Tensor:
         """See `PagedCache.attend`."""
@@ -160,6 +172,17 @@ class SequenceKv:
     def advance(self, tokens: int) -> None:
         """See `KvCache.advance`."""
         self.cache.advance(tokens)
+
+    def forget_from(self, slab: SlabKey) -> None:
+        """A slab cannot be read now: what lies in the cold store, and all behind it, is computed again.
+
+        Raises:
+            SlabUnavailableError: of a sequence that shares nothing, and whose tokens are not known here.
+        """
+        cold = (held for held in self._held if held.segment.home_L is None or held.segment.id == slab.segment)
+        first = next(cold, None)
+        if first is not None:
+            self._rewind(first)
 
     def settle(self, tokens: Sequence[int]) -> None:
         """After a chunk: move blocks out of the window, and share own segments that are full.
@@ -184,9 +207,10 @@ class SequenceKv:
         Sharing that goes wrong costs the reuse of those blocks and is not raised: the sequence has ended either way.
         """
         try:
-            with contextlib.suppress(Exception):
-                if self._keys is not None:
-                    self._share_rest(min(self.blocks, len(tokens) // BLOCK_TOKENS), tokens)
+            if self._keys is not None:
+                self._share_rest(min(self.blocks, len(tokens) // BLOCK_TOKENS), tokens)
+        except Exception:  # noqa: BLE001  (the sequence has ended: its blocks are only computed again)
+            self._parts.telemetry.count(names.FAILED_SEALS, tier=self._segments.tier)
         finally:
             self._give_back_own()
             while self._held:
@@ -194,12 +218,14 @@ class SequenceKv:
 
     def _give_back_own(self) -> None:
         """Give back all that is not a mount: the window, and own segments, which follow the mounts."""
-        if self._window is not None:
-            self._window.close()
-        while self._spare:
-            self._segments.unpin(self._spare.popleft())
-        while self._held and self._held[-1].is_own:
-            self._segments.unpin(self._held.pop().segment)
+        try:
+            while self._spare:
+                self._segments.unpin(self._spare.popleft())
+            while self._held and self._held[-1].is_own:
+                self._segments.unpin(self._held.pop().segment)
+        finally:
+            if self._window is not None:
+                self._window.close()
 
     def _mount(self, mounts: Sequence[Mount]) -> dict[Tier, int]:
         """Place reused segments. Returns their tokens, by the tier in which they lie."""
@@ -228,9 +254,9 @@ class SequenceKv:
             for addresses_L in self._window.take(range(first, last)):
                 self.cache.extend(addresses_L, room_blocks=1)
 
-    def _open(self, start: int) -> _Held:
+    def _open(self, start: int, *, waits: bool = True) -> _Held:
         """The next own segment, for the blocks from `start` on."""
-        segment = self._spare.popleft() if self._spare else self._segments.open([next(self._rooms)])[0]
+        segment = self._spare.popleft() if self._spare else self._segments.open([next(self._rooms)], waits=waits)[0]
         end = start if self._window is not None else start + segment.room_blocks
         held = _Held(segment, start, end, is_own=True, version=segment.version)
         self._held.append(held)
@@ -238,14 +264,14 @@ class SequenceKv:
             self.cache.place(start, segment.room_blocks, self._placement(segment))
         return held
 
-    def _flush(self, end: int, tokens: Sequence[int]) -> None:
+    def _flush(self, end: int, tokens: Sequence[int], *, waits: bool = True) -> None:
         """Copy the blocks of the window before `end` into own segments. The sink stays on the device as well."""
         window = self._window
         assert window is not None
         while self._flushed < end:
             held = self._held[-1] if self._held else None
             if held is None or held.segment.phase is not Phase.OPEN:
-                held = self._open(self._flushed)
+                held = self._open(self._flushed, waits=waits)
             segment = held.segment
             assert segment.addresses_L is not None, "an open segment lies in its home"
             room_blocks = segment.room_blocks
@@ -268,7 +294,8 @@ class SequenceKv:
     def _share_rest(self, whole_blocks: int, tokens: Sequence[int]) -> None:
         """Seal what is filled of the open segments, up to the sequence's last whole block."""
         if self._window is not None:
-            self._flush(whole_blocks, tokens)
+            # Room that takes time to come is not worth waiting for: whoever cancels wants to go on.
+            self._flush(whole_blocks, tokens, waits=False)
         for held in self._held:
             held.end = min(held.end, whole_blocks)
             if held.segment.phase is Phase.OPEN and held.end > held.start:

@@ -98,6 +98,7 @@ class SlabStream:
         self._asked: list[SlabKey] = []
         self._plan: list[SlabKey] = []
         self._next = 0
+        self._repeats = True
         self._fetching: dict[SlabKey, _Fetching] = {}
         self._ready: dict[SlabKey, SlotHandle] = {}
         self._taken: dict[SlabKey, SlotHandle] = {}
@@ -106,13 +107,22 @@ class SlabStream:
         self._orphans: list[_Fetching] = []
         self.bytes_fetched_total = 0
 
-    def plan(self, slabs: Sequence[SlabKey]) -> None:
-        """Read these slabs ahead, in this order. The same order again goes on where the last one ended."""
+    def plan(self, slabs: Sequence[SlabKey], *, repeats: bool = True) -> None:
+        """Read these slabs ahead, in this order. The same order again goes on where the last one ended.
+
+        Args:
+            slabs: of the next step.
+            repeats: whether the step after it is expected to read them again.
+        """
+        self._repeats = repeats
         if list(slabs) != self._asked:
             self._abandon()
             self._asked = list(slabs)
             self._plan = [slab for slab in slabs if self._is_to_fetch(self._locate(slab))]
             self._next = 0
+        elif self._plan:
+            # What was read beyond the end of the last step is the beginning of this one.
+            self._next %= len(self._plan)
         self._fill()
 
     def take(self, slabs: Sequence[SlabKey]) -> list[int]:
@@ -121,11 +131,18 @@ class SlabStream:
         # A group at a time, since each taking and each attention over what was taken costs as much for one as for many.
         # Half of the slots at most: the others are filled meanwhile.
         group = max(len(self._views) // FILL_SHARE, 1)
-        addresses = [self._wait_for(slab) for slab in slabs[:1]]
-        for slab in slabs[1:group]:
-            if slab not in self._fetching and slab not in self._ready:
-                break
-            addresses.append(self._wait_for(slab))
+        addresses = [self._wait_for(slabs[0])]
+        try:
+            for slab in slabs[1:group]:
+                if slab not in self._fetching and slab not in self._ready:
+                    break
+                addresses.append(self._wait_for(slab))
+        except H3Error as error:
+            # Its turn comes: it is the first one next time.
+            self._failed[slabs[len(addresses)]] = error
+        except BaseException:
+            self.give_back(slabs[: len(addresses)])
+            raise
         for slab in slabs[len(addresses) : len(self._views) // 2]:
             address = self._take_ready(slab)
             if address is None:
@@ -162,10 +179,14 @@ class SlabStream:
         return True
 
     def drain(self) -> None:
-        """Forget the plan and wait until nothing is written into the staging slots any more."""
+        """Forget the plan and wait until nothing is written into the staging slots any more, as long as a slab may
+        take.
+        """
+        self._asked, self._plan = [], []
         self._abandon()
-        while self._orphans:
-            self._cold.wait(self._wait_ns)
+        deadline_ns = self._clock.now_ns() + self._wait_ns
+        while self._orphans and self._clock.now_ns() < deadline_ns:
+            self._cold.wait(deadline_ns - self._clock.now_ns())
             self._poll()
 
     def check_integrity(self) -> None:
@@ -189,20 +210,20 @@ class SlabStream:
 
     def _try_take(self, slab: SlabKey) -> int | None:
         """The address of a slab that is there. What is not there is on its way afterwards."""
-        failure = self._failed.pop(slab, None)
-        if failure is not None:
-            raise _lost(slab, failure) from failure
         address = self._take_ready(slab)
+        failure = self._failed.pop(slab, None)
         if address is not None or slab in self._fetching:
             return address
+        if failure is not None:
+            raise _lost(slab, failure) from failure
         found = self._locate(slab)
         if found.is_arriving:
             return None
-        if not self._free and self._ready:
-            # Read ahead for a later time: this one is wanted now.
-            self._free.append(self._ready.pop(next(iter(self._ready))))
         if found.handle is None:
             raise SlabUnavailableError(f"slab {slab} is gone: it is computed again", key=slab)
+        if not self._free and self._ready:
+            # Read ahead for a later time, the newest for the latest: this one is wanted now.
+            self._free.append(self._ready.popitem()[1])
         if self._free:
             self._fetch([(slab, found.handle, found.size_bytes)])
         return None
@@ -219,11 +240,12 @@ class SlabStream:
         return self._views[slot][0]
 
     def _fill(self) -> None:
-        """Start fetches of the plan, many at a time; on from its beginning where it ends."""
+        """Start fetches of the plan, many at a time; on from its beginning where it repeats."""
         if len(self._free) < max(len(self._views) // FILL_SHARE, 1):
             return
         wanted: dict[SlabKey, tuple[SlabKey, SlotHandle, int]] = {}
-        for _ in range(len(self._plan)):
+        ahead = len(self._plan) if self._repeats else max(len(self._plan) - self._next, 0)
+        for _ in range(ahead):
             slab = self._plan[self._next % len(self._plan)]
             is_known = slab in self._fetching or slab in self._ready or slab in self._taken or slab in wanted
             if len(wanted) == len(self._free) or is_known:

@@ -123,6 +123,8 @@ class _Draft:
                 self.rooms[tier] = Room(capacity_blocks, free_blocks)
             case RoomNeeded(tier, blocks):
                 self.needs[tier] = blocks
+                if tier is Tier.HOST and blocks > 0:
+                    self._try_again()
             case SegmentAppeared(segment, parent, blocks, tiers):
                 self.tick += 1
                 known = self.segments.get(segment)
@@ -160,6 +162,13 @@ class _Draft:
                 self._end_copy(known.segment, target)
                 known = replace(known, held_back=known.held_back | {target})
         self._set(known)
+
+    def _try_again(self) -> None:
+        """What found no room on NVMe may find it now, and as long as it is pinned it can leave HOST in no other way."""
+        for segment in self.unwritten:
+            known = self.segments[segment]
+            if known.pins > 0 and Tier.NVME in known.held_back:
+                self._set(replace(known, held_back=known.held_back - {Tier.NVME}))
 
     def _end_copy(self, segment: SegmentId, target: Tier) -> None:
         if segment in self.copies and self.copies[segment].target is target:

@@ -39,14 +39,15 @@ class SlotTable:
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle] | None:
         """One slot for each size, or None when not all of them fit; then nothing was taken."""
         offsets: list[int] = []
-        for size in blocks:
+        sizes = [extent_class(size) for size in blocks]
+        for size in sizes:
             offset = self._room.allocate(size)
             if offset is None:
                 for taken in offsets:
                     self._room.release(taken)
                 return None
             offsets.append(offset)
-        return [self._hand_out(offset, extent_class(size)) for offset, size in zip(offsets, blocks, strict=True)]
+        return [self._hand_out(offset, size) for offset, size in zip(offsets, sizes, strict=True)]
 
     def validate(self, handle: SlotHandle) -> None:
         """Raise StaleHandleError unless the handle owns its slot now."""

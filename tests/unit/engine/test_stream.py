@@ -134,6 +134,43 @@ def test_corrupt_slab_is_an_error_and_the_others_still_come() -> None:
     world.close()
 
 
+def test_slabs_taken_before_a_corrupt_one_of_their_group_are_given_out() -> None:
+    world = World(12, corrupt=(3,))
+    world.stream.plan(SLABS)
+    taken = world.stream.take(SLABS[:7])
+    assert len(taken) == 2
+    world.stream.give_back(SLABS[:2])
+    with pytest.raises(SlabCorruptError):
+        world.stream.take(SLABS[2:7])
+    world.stream.check_integrity()
+    assert world.stream.take(SLABS[3:7])
+    world.stream.give_back(SLABS[3:7])
+    world.close()
+
+
+def test_slab_whose_reading_failed_is_read_from_memory_once_it_lies_there() -> None:
+    world = World(4, corrupt=(1,))
+    world.stream.plan(SLABS)
+    for _ in range(4):
+        world.poll()
+    world.resident[SLABS[0]] = 4096
+    assert world.stream.take(SLABS[:1]) == [4096]
+    world.stream.give_back(SLABS[:1])
+    world.close()
+
+
+def test_plan_that_does_not_repeat_ends_with_its_last_slab() -> None:
+    world = World(8)
+    for _ in range(2):
+        world.stream.plan(SLABS, repeats=False)
+        list(world.step())
+        for _ in range(4):
+            world.poll()
+        world.stream.check_integrity()
+        assert not world.stream._ready
+    world.close()
+
+
 def test_slab_that_is_gone_or_does_not_come_is_unavailable() -> None:
     world = World(4)
     del world.handles[SLABS[3]]

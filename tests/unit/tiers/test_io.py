@@ -255,7 +255,7 @@ def test_a_closed_engine_that_is_still_referenced_holds_no_descriptor(
 def descriptors() -> list[str]:
     """Numbers and targets of what this process has open, but for the folder that is read for it."""
     with os.scandir("/proc/self/fd") as entries:
-        pairs = [(entry.name, os.readlink(entry.path)) for entry in entries]
+        pairs = [(entry.name, str(Path(entry.path).readlink())) for entry in entries]
     return sorted(f"{name} {target}" for name, target in pairs if not target.endswith("/fd"))
 
 

@@ -39,11 +39,22 @@ BATCH_BYTES_MAX: Final = 256 << 20
 """Of data in one batch, unless one segment is larger: completions do not wait for all of a long queue."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """A header that goes."""
+
+    block: int
+    """First block of its extent."""
+    slots: int
+    """Header slots that are blanked from there on."""
+    blocks: int
+    """From there on, whose data may belong to it."""
+
+
 @dataclass(slots=True)
 class _Batch:
     extents: list[Extent]
-    undone: list[tuple[int, int]]
-    """First block and class of the extents whose headers go."""
+    undone: list[_Undo]
     failure: Outcome | None = None
     open_requests: int = 0
 
@@ -68,7 +79,7 @@ class Commits:
         self._fingerprint = fingerprint
         self._budget = budget
         self._queue: list[Extent] = []
-        self._undo: list[tuple[int, int]] = []
+        self._undo: list[_Undo] = []
         self._undo_is_urgent = False
         self._batch: _Batch | None = None
         self._steps: Generator[list[Request], None, None] | None = None
@@ -91,12 +102,19 @@ class Commits:
         """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
         if extent.is_on_disk and self.broken is None:
             extent.is_on_disk = False
-            self.undo_block(extent.block, extent.blocks)
+            self.undo_header(extent.block, slots=extent.blocks, blocks=extent.blocks)
             self._undo_is_urgent |= urgent
 
-    def undo_block(self, block: int, blocks: int) -> None:
-        """Have the header at a block taken from the disk with the next batch; data of so many blocks belongs to it."""
-        self._undo.append((block, blocks))
+    def undo_header(self, block: int, *, slots: int, blocks: int) -> None:
+        """Have the header at a block taken from the disk with the next batch.
+
+        Args:
+            block: the first of its extent.
+            slots: that it takes in the header table. All of them are blanked, so that in an area each slot is zero, or
+                a part of a whole header, or damaged.
+            blocks: whose data may belong to it.
+        """
+        self._undo.append(_Undo(block, slots, blocks))
 
     def finish_undoing(self) -> None:
         """Take off the disk what waits for that, and wait for it. Does nothing while segments are being written."""
@@ -171,7 +189,7 @@ class Commits:
 
     def _run(self, batch: _Batch) -> Generator[list[Request], None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
-        first = [self._undo_write(block) for block, _ in batch.undone]
+        first = [self._undo_write(undo) for undo in batch.undone]
         claimed, early_bytes = self._room.take_claims(), 0
         if claimed or _overlap(batch.extents, batch.undone):
             first += [request for area in claimed for request in self._blank_writes(area)]
@@ -238,8 +256,8 @@ class Commits:
         )
         return write_of(self._header_offset(extent.block), pack_header(header, self._geometry))
 
-    def _undo_write(self, block: int) -> Request:
-        return write_of(self._header_offset(block), bytes(SECTOR_BYTES))
+    def _undo_write(self, undo: _Undo) -> Request:
+        return write_of(self._header_offset(undo.block), bytes(undo.slots * self._geometry.header_bytes))
 
     def _header_offset(self, block: int) -> int:
         area, block = divmod(block, self._geometry.blocks)
@@ -267,10 +285,10 @@ class Commits:
         return self._volume.area_write(area, entry)
 
 
-def _overlap(extents: Sequence[Extent], undone: Sequence[tuple[int, int]]) -> bool:
+def _overlap(extents: Sequence[Extent], undone: Sequence[_Undo]) -> bool:
     """Whether an extent to be written lies where one lay whose header is still on the disk."""
     return any(
-        extent.block < block + blocks and block < extent.block + extent.blocks
+        extent.block < undo.block + undo.blocks and undo.block < extent.block + extent.blocks
         for extent in extents
-        for block, blocks in undone
+        for undo in undone
     )

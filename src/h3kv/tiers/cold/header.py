@@ -83,14 +83,15 @@ def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
     return bytes(packed)
 
 
-def is_whole(packed: bytes) -> bool:
-    """Whether a header of any model starts here, with all of its bytes as they were written."""
+def whole_bytes(packed: bytes) -> int | None:
+    """Size of the header of any model that starts here with all of its bytes as they were written; None without one."""
     if len(packed) < EXTENT_FIXED_BYTES or not packed.startswith(EXTENT_MAGIC):
-        return False
+        return None
     _, version, size, crc = _FIXED.unpack_from(packed)[:4]
     if version != FORMAT_VERSION or not EXTENT_FIXED_BYTES <= size <= len(packed):
-        return False
-    return crc32c(packed[:_CRC_OFFSET] + bytes(4) + packed[_CRC_OFFSET + 4 : size]) == int(crc)
+        return None
+    is_whole = crc32c(packed[:_CRC_OFFSET] + bytes(4) + packed[_CRC_OFFSET + 4 : size]) == int(crc)
+    return int(size) if is_whole else None
 
 
 def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
@@ -100,7 +101,7 @@ def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
         packed: the header slots of the table from the extent's first one on; more than its own do no harm.
         geometry: of the area that it was read from.
     """
-    if not is_whole(packed):
+    if whole_bytes(packed) is None:
         return None
     _, _, size, _, room, fingerprint, generation, parent, *rest = _FIXED.unpack_from(packed)
     encoding, layout_version, keys, pages, layers, kv_heads, page_bytes = rest

@@ -63,6 +63,12 @@ def unpack_twin(kind: Kind, twin: bytes) -> Record | None:
     return max((record for record in records if record is not None), key=lambda record: record.sequence, default=None)
 
 
+def damaged_sectors(kind: Kind, twin: bytes) -> int:
+    """How many of two sectors are neither valid nor zero, as they are before the first write."""
+    sectors = [twin[at : at + SECTOR_BYTES] for at in (0, SECTOR_BYTES)]
+    return sum(any(sector) and _unpack(kind, sector) is None for sector in sectors)
+
+
 def twin_offset(offset: int, sequence: int) -> int:
     """Where the record of this number goes in the twin at `offset`: each number overwrites the one before the last."""
     return offset + sequence % 2 * SECTOR_BYTES

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.tiers.cold.geometry import AreaGeometry, LayoutMark
-from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, is_whole, unpack_header
+from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, unpack_header, whole_bytes
 from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
 
@@ -36,8 +36,8 @@ class AreaScan:
     """What its owner finds again, oldest first. None overlap."""
     stale: list[FoundExtent]
     """Whole headers that mean nothing: of segments without a name, or from before the area was claimed."""
-    damaged: list[int]
-    """Blocks whose header slot begins like a header that is not whole."""
+    damaged: list[range]
+    """Blocks whose header slots hold something that is no whole header, nor a part of one: of each header one range."""
 
 
 def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
@@ -48,16 +48,34 @@ def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
     """
     entry = volume.areas[area]
     assert entry is not None and entry.mark == geometry.mark
+    table = b"".join(volume.read_all(volume.geometry.area_offset(area), geometry.table_bytes))
+    slots = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
     found: list[FoundExtent] = []
-    damaged: list[int] = []
-    for block, packed in _marked_slots(volume, area, geometry):
+    damaged: list[range] = []
+    end = 0
+    for block in np.flatnonzero(slots.any(axis=1)).tolist():
+        if block < end:  # the header before goes on here
+            continue
+        start = block * geometry.header_bytes
+        packed = table[start : start + SEGMENT_BLOCKS_MAX * geometry.header_bytes]
+        size = whole_bytes(packed)
+        if size is None:
+            _add_damaged(damaged, block, is_start=packed.startswith(EXTENT_MAGIC))
+            continue
+        end = block + -(-size // geometry.header_bytes)
         header = unpack_header(packed, geometry)
         if header is not None and block % header.room_blocks == 0:
             found.append(FoundExtent(block, header))
-        elif header is None and not is_whole(packed):
-            damaged.append(block)
     kept = without_overlaps(extent for extent in found if _is_kept(extent.header, entry))
     return AreaScan(kept, [extent for extent in found if extent not in kept], damaged)
+
+
+def _add_damaged(damaged: list[range], block: int, *, is_start: bool) -> None:
+    """Note a damaged slot. Next to another it belongs to the same header, unless it begins like one of its own."""
+    if damaged and damaged[-1].stop == block and len(damaged[-1]) < SEGMENT_BLOCKS_MAX and not is_start:
+        damaged[-1] = range(damaged[-1].start, block + 1)
+    else:
+        damaged.append(range(block, block + 1))
 
 
 def _is_kept(header: ExtentHeader, entry: AreaEntry) -> bool:
@@ -78,13 +96,3 @@ def without_overlaps(found: Iterable[FoundExtent]) -> list[FoundExtent]:
             taken.update(blocks)
             kept.append(extent)
     return kept[::-1]
-
-
-def _marked_slots(volume: Volume, area: int, geometry: AreaGeometry) -> Iterator[tuple[int, bytes]]:
-    """The header slots that begin like a header: block, and the table's bytes from there on."""
-    table = b"".join(volume.read_all(volume.geometry.area_offset(area), geometry.table_bytes))
-    slots = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
-    magic = np.frombuffer(EXTENT_MAGIC, dtype=np.uint8)
-    for block in np.flatnonzero((slots[:, : magic.size] == magic).all(axis=1)).tolist():
-        start = block * geometry.header_bytes
-        yield block, table[start : start + SEGMENT_BLOCKS_MAX * geometry.header_bytes]

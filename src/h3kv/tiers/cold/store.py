@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from h3kv.core.errors import ConfigError, SlabCorruptError, TierBrokenError, TierClosedError, TierFullError
 from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import (
     Completion,
@@ -257,24 +258,28 @@ class ColdStore:
     def _recover(self, ours: Sequence[int]) -> list[Extent]:
         """Take the room of what earlier processes kept, oldest first. Of two copies of a segment the newer stays."""
         found = []
+        self._meter.count_corrupt(len(self._volume.damaged_entries))
         for area in ours:
             scan, first = scan_area(self._volume, area, self._geometry), area * self._geometry.blocks
             self._room.restore(area, [(extent.block, extent.header.room_blocks) for extent in scan.kept])
             found += [(first + extent.block, extent.header) for extent in scan.kept]
-            for block in [*scan.damaged, *(extent.block for extent in scan.stale)]:
-                self._commits.undo_block(first + block, 1)
+            for blocks in scan.damaged:
+                self._commits.undo_header(first + blocks.start, slots=len(blocks), blocks=SEGMENT_BLOCKS_MAX)
+            for extent in scan.stale:
+                room = extent.header.room_blocks
+                self._commits.undo_header(first + extent.block, slots=room, blocks=room)
             self._meter.count_corrupt(len(scan.damaged))
         newest: dict[tuple[bytes, ...], Extent] = {}
         for block, header in sorted(found, key=lambda pair: pair[1].generation):
-            extent = self._segments.extents.open(block, header.room_blocks)
-            extent.phase, extent.is_on_disk = Phase.VISIBLE, True
-            extent.label, extent.pages = header.label, header.pages
-            extent.crcs_P[:] = header.crcs_P
+            kept = self._segments.extents.open(block, header.room_blocks)
+            kept.phase, kept.is_on_disk = Phase.VISIBLE, True
+            kept.label, kept.pages = header.label, header.pages
+            kept.crcs_P[:] = header.crcs_P
             assert header.label is not None
             older = newest.pop(header.label.keys, None)
             if older is not None:
                 self.release(older.handles_L)
-            newest[header.label.keys] = extent
+            newest[header.label.keys] = kept
         return list(newest.values())
 
     def _fetch_error(self, fetch: Fetch, extent: Extent, fault: Outcome) -> Exception:

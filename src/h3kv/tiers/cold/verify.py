@@ -26,7 +26,8 @@ class AreaReport:
     """What was found in one area that a model has."""
 
     area: int
-    fingerprint: bytes
+    fingerprint: bytes | None
+    """Of the model; None: neither copy of the area's entry can be read."""
     segments: int
     pages: int
     """That were checked."""
@@ -35,7 +36,7 @@ class AreaReport:
 
 
 def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport]:
-    """Reports of the areas that models have, one by one. Changes nothing.
+    """Reports of the areas that models have or had before they were damaged, one by one. Changes nothing.
 
     Raises:
         StoreBusyError: a process uses it.
@@ -50,15 +51,19 @@ def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport
                 yield _verify_area(
                     volume, area, AreaGeometry(entry.mark, volume.geometry.area_bytes), entry.fingerprint
                 )
+            elif area in volume.damaged_entries:
+                lost = "the area's entry: not as it was written; what the area holds is not found"
+                yield AreaReport(area, None, segments=0, pages=0, damage=(lost,))
 
 
 def _verify_area(volume: Volume, area: int, geometry: AreaGeometry, fingerprint: bytes) -> AreaReport:
+    damage = ["one copy of the area's entry: not as it was written"] if area in volume.damaged_entries else []
     try:
         scan = scan_area(volume, area, geometry)
     except StoreError as error:
-        return AreaReport(area, fingerprint, segments=0, pages=0, damage=(str(error),))
+        return AreaReport(area, fingerprint, segments=0, pages=0, damage=(*damage, str(error)))
     pages = 0
-    damage = [f"the header at block {block}: not as it was written" for block in scan.damaged]
+    damage += [f"the header at block {blocks.start}: not as it was written" for blocks in scan.damaged]
     for extent in scan.kept:
         pages += extent.header.pages * geometry.mark.layers
         damage += _verify_extent(volume, area, geometry, extent)

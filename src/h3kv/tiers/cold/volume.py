@@ -14,7 +14,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.units import describe_size
 from h3kv.tiers.cold.geometry import SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
 from h3kv.tiers.cold.place import OpenPlace, create_file, open_place, publish, resolve
-from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, unpack_twin, versions
+from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, damaged_sectors, unpack_twin, versions
 from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.superblock import AreaEntry, Superblock
@@ -39,11 +39,15 @@ class Volume:
         self.superblock, self._sequence = self._read_superblock()
         geometry = self.superblock.geometry
         table = b"".join(self.read_all(TABLE_OFFSET, geometry.table_entries * TWIN_BYTES))
-        records = [unpack_twin(Kind.AREA, table[at : at + TWIN_BYTES]) for at in range(0, len(table), TWIN_BYTES)]
+        twins = [table[at : at + TWIN_BYTES] for at in range(0, len(table), TWIN_BYTES)]
+        records = [unpack_twin(Kind.AREA, twin) for twin in twins]
         self._entry_sequences = [0 if record is None else record.sequence for record in records]
         entries = [None if record is None else AreaEntry.unpack(record.payload) for record in records]
         self.areas = entries[: geometry.areas]
         """Whose each area under the cap is; None: nobody's."""
+        damaged = [damaged_sectors(Kind.AREA, twin) for twin in twins[: geometry.areas]]
+        self.damaged_entries = {area: sectors for area, sectors in enumerate(damaged) if sectors}
+        """Areas of whose entry a copy was damaged when it was read, and how many copies."""
 
     @property
     def geometry(self) -> VolumeGeometry:

@@ -12,10 +12,22 @@ from pathlib import Path
 import pytest
 
 from h3kv.core.errors import ConfigError, StoreBusyError, StoreError, StoreFormatError
+from h3kv.core.layout import CacheLayout, SlabLayout
 from h3kv.core.units import format_size
-from h3kv.testing.cold_segments import is_intact, open_store, payload, restore, write_segments
+from h3kv.telemetry import names
+from h3kv.telemetry.recorder import Recorder
+from h3kv.testing.cold_segments import (
+    FINGERPRINT,
+    LAYOUT,
+    is_intact,
+    open_store,
+    payload,
+    restore,
+    write_segments,
+)
 from h3kv.tiers.cold.format import format_store
-from h3kv.tiers.cold.geometry import MIB, VolumeGeometry
+from h3kv.tiers.cold.geometry import EXTENT_FIXED_BYTES, MIB, TABLE_OFFSET, VolumeGeometry, capacity_for
+from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.signatures import find_signature
 from h3kv.tiers.cold.verify import verify_store
 from h3kv.tiers.io import IoEngine
@@ -198,3 +210,67 @@ def test_verify_names_the_damaged_slab_and_the_damaged_header(tmp_path: Path) ->
     assert len(report.damage) == 2
     assert any("header at block 16" in line for line in report.damage)
     assert any("block 0, layer 1" in line and "checksum" in line for line in report.damage)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"X3EXTENT", bytes(range(1, 200))], ids=["one byte of the magic", "all of its start"]
+)
+def test_header_that_does_not_begin_like_one_is_damage_and_is_counted_at_start(tmp_path: Path, damage: bytes) -> None:
+    with contextlib.closing(open_store(tmp_path)) as store:
+        write_segments(store, [(1, 16), (2, 4)])
+    place = tmp_path / "store.h3"
+    overwrite(place, place.read_bytes().index(b"H3EXTENT"), damage)
+    (report,) = verify_store(tmp_path, engine)
+    assert report.segments == 1
+    assert report.damage == ("the header at block 0: not as it was written",)
+    telemetry = Recorder()
+    with contextlib.closing(open_store(tmp_path, telemetry=telemetry)) as store:
+        assert telemetry.value(names.CORRUPT_SLABS, tier="nvme") == 1
+        assert sorted(restore(store)) == [2]
+        write_segments(store, [(3, 1)])
+    (report,) = verify_store(tmp_path, engine)
+    assert (report.segments, report.damage) == (2, ())
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_damaged_entry_of_an_area_is_damage_and_is_counted_at_start(tmp_path: Path, copies: int) -> None:
+    for number in (1, 2):
+        with contextlib.closing(open_store(tmp_path)) as store:
+            write_segments(store, [(number, 1)])
+    for copy in range(copies):
+        overwrite(tmp_path / "store.h3", TABLE_OFFSET + copy * SECTOR_BYTES + 50, b"\xff\xfe")
+    (report,) = verify_store(tmp_path, engine)
+    assert len(report.damage) == 1
+    assert "entry" in report.damage[0]
+    assert (report.segments, report.fingerprint) == ((2, FINGERPRINT) if copies == 1 else (0, None))
+    telemetry = Recorder()
+    with contextlib.closing(open_store(tmp_path, telemetry=telemetry)) as store:
+        assert telemetry.value(names.CORRUPT_SLABS, tier="nvme") == 1
+        assert sorted(restore(store)) == ([1, 2] if copies == 1 else [])
+        write_segments(store, [(3, 1)])
+    open_store(tmp_path).close()
+    (report,) = verify_store(tmp_path, engine)
+    assert report.damage == (), "both copies were written anew"
+
+
+def test_headers_of_several_slots_leave_nothing_behind_when_they_are_given_back(tmp_path: Path) -> None:
+    slab = SlabLayout(page=LAYOUT.slab.page, kv_heads=8)
+    layout = CacheLayout(slab=slab, layers=8)
+    assert EXTENT_FIXED_BYTES + 16 * 8 * 8 * 4 > SECTOR_BYTES, "checksums of 16 blocks take more than one slot"
+    capacity = capacity_for(layout, units=2)
+    with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity, layout=layout)) as store:
+        handles = write_segments(store, [(1, 16), (2, 16)], layout=layout)
+        store.release(handles[1])
+        write_segments(store, [(3, 1)], layout=layout)
+    (report,) = verify_store(tmp_path, engine)
+    assert (report.segments, report.damage) == (2, ())
+    place = tmp_path / "store.h3"
+    overwrite(place, place.read_bytes().rindex(b"H3EXTENT"), b"?")
+    (report,) = verify_store(tmp_path, engine)
+    assert (report.segments, report.damage) == (1, ("the header at block 16: not as it was written",))
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

@@ -5,7 +5,7 @@ from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType
 from h3kv.testing.cold_segments import FINGERPRINT, LAYOUT, label_of
 from h3kv.tiers.cold.geometry import MIB, AreaGeometry, layout_mark
-from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, is_whole, pack_header, unpack_header
+from h3kv.tiers.cold.header import EXTENT_MAGIC, ExtentHeader, pack_header, unpack_header, whole_bytes
 
 GEOMETRY = AreaGeometry(layout_mark(LAYOUT), 4 * MIB)
 WIDE = CacheLayout(slab=SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16), kv_heads=40), layers=40)
@@ -24,7 +24,7 @@ def test_header_comes_back_as_it_was(geometry: AreaGeometry, room: int, keys: in
     written = header(room, keys=keys, geometry=geometry)
     packed = pack_header(written, geometry)
     assert len(packed) == room * geometry.header_bytes
-    assert is_whole(packed + b"rest")
+    assert whole_bytes(packed + b"rest") == len(packed)
     found = unpack_header(packed + b"rest", geometry)
     assert found is not None
     assert found.label == written.label
@@ -48,7 +48,7 @@ def test_header_that_is_cut_is_invalid() -> None:
     packed = pack_header(header(2), GEOMETRY)
     assert unpack_header(packed[:4096], GEOMETRY) is None
     assert unpack_header(packed[:100], GEOMETRY) is None
-    assert not is_whole(packed[:4096])
+    assert whole_bytes(packed[:4096]) is None
     assert packed.startswith(EXTENT_MAGIC)
 
 
@@ -57,4 +57,4 @@ def test_header_of_another_layout_is_whole_but_not_ours() -> None:
     geometry = AreaGeometry(layout_mark(other), 4 * MIB)
     packed = pack_header(header(2, geometry=geometry), geometry)
     assert unpack_header(packed, GEOMETRY) is None
-    assert is_whole(packed)
+    assert whole_bytes(packed) == len(packed)

@@ -11,6 +11,7 @@ import pytest
 
 from h3kv.bench import exact, long_decode, memory, no_reuse, reuse
 from h3kv.bench.results import Results
+from h3kv.bench.texts import read_text
 from h3kv.bench.tiered import Caps, TieredSetting, load_reaching, open_tiered, random_tokens, store_folder
 from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType, Tier
@@ -39,7 +40,7 @@ def setting(model: str, tmp_path: Path) -> Iterator[TieredSetting]:
 
 def test_three_tiers_give_the_tokens_and_the_perplexity_of_one(setting: TieredSetting) -> None:
     results = Results()
-    exact.run(results, setting, exact.Sizes(2048, 8, 2048, 1, CAPS), text=TEXT)
+    exact.run(results, setting, exact.Sizes(2048, 8, 2048, 1, CAPS), named=read_text(TEXT))
     assert results.metrics["exact.2k.tokens_equal"] == 8
     assert results.metrics["exact.document_2k.scored_tokens"] == 2048
     assert results.metrics["exact.document_2k.perplexity_change"] == 0
@@ -48,7 +49,7 @@ def test_three_tiers_give_the_tokens_and_the_perplexity_of_one(setting: TieredSe
 
 def test_caps_that_hold_everything_are_refused(setting: TieredSetting) -> None:
     with pytest.raises(ConfigError, match="nothing was read from the cold store"):
-        exact.run(Results(), setting, exact.Sizes(192, 2, 192, 1, CAPS), text=TEXT)
+        exact.run(Results(), setting, exact.Sizes(192, 2, 192, 1, CAPS), named=read_text(TEXT))
 
 
 def test_decode_over_host_and_cold_store_is_measured(setting: TieredSetting) -> None:

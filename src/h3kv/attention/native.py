@@ -75,6 +75,13 @@ def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: 
     )
 
 
+def write_addresses(pages_KN: NDArray[np.void], first: int, keys_KB: NDArray[np.uint64], *, layout: PageLayout) -> None:
+    """Write where B pages of each KV head begin into a table, from page number `first` on."""
+    pages_KB = pages_KN[:, first : first + keys_KB.shape[1]]
+    pages_KB["keys"] = keys_KB
+    pages_KB["values"] = keys_KB + np.uint64(layout.keys_bytes)
+
+
 def copy_pages(sources_N: NDArray[np.uint64], targets_N: NDArray[np.uint64], *, layout: PageLayout) -> None:
     """Copy whole pages between addresses in main memory. No two targets overlap.
 
@@ -155,6 +162,7 @@ class Attention:
             )
         self._q_THD = q_THD
         self._pages_KN = pages_KN
+        self._layout = layout
         self._page_code = CODES[TORCH_DTYPES[layout.dtype]]
         self._position = position
         self._scale = head_dim**-0.5 if scale is None else scale
@@ -168,11 +176,9 @@ class Attention:
         """Pages that were read: those before this one."""
         return self._done
 
-    def place(self, first: int, keys_KB: NDArray[np.uint64], keys_bytes: int) -> None:
+    def place(self, first: int, keys_KB: NDArray[np.uint64]) -> None:
         """Write the addresses of pages that became readable, the page number `first` and up, into the table."""
-        pages_KB = self._pages_KN[:, first : first + keys_KB.shape[1]]
-        pages_KB["keys"] = keys_KB
-        pages_KB["values"] = keys_KB + np.uint64(keys_bytes)
+        write_addresses(self._pages_KN, first, keys_KB, layout=self._layout)
 
     def run(self, end: int) -> Part:
         """Attend to the pages from the end of the last run to `end`.

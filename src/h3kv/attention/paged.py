@@ -8,7 +8,8 @@ Shapes: T tokens of a chunk, Q query rows (T or fewer), L layers, H query heads,
 
 The cache owns no memory. Its owner places runs of blocks, and places them again when they have moved. A run that lies
 on NVMe in some layer is taken from a `SlabSource` when that layer attends, in position order and in whole slabs;
-attention reads it where the source put it. However the pages lie, the same numbers are added in the same order.
+attention reads it where the source put it. With native kernels the same numbers are added in the same order however
+the pages lie.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class SlabSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PageRun:
     """Where a run of consecutive blocks of one segment lies."""
 
     segment: SegmentId | None
@@ -145,31 +146,31 @@ class PagedCache:
         runs_L = [(layer, self._cold_runs(layer)) for layer in range(self._layout.layers)]
         return [SlabKey(run.segment, layer) for layer, runs in runs_L for run in runs]
 
-    def place(self, start: int, blocks: int, placement: Placement) -> None:
+    def place(self, start: int, blocks: int, run: PageRun) -> None:
         """Say where blocks [start, start + blocks) lie. They were placed before, or follow the last one that was.
 
         The bytes stay where they are until the run is placed again. Blocks are placed again as they were cut before, or
         one by one.
         """
-        assert len(placement.addresses_L) == self._layout.layers
-        assert placement.first_block + blocks <= placement.room_blocks
+        assert len(run.addresses_L) == self._layout.layers
+        assert run.first_block + blocks <= run.room_blocks
         assert start <= self._pages, "blocks are placed in order"
         end = start + blocks
         self._grow(end)
-        offsets_KB = self._offsets(blocks, placement)
-        for layer, address in enumerate(placement.addresses_L):
+        offsets_KB = self._offsets(blocks, run)
+        for layer, address in enumerate(run.addresses_L):
             if address is None:
-                assert placement.segment is not None, "only a segment can lie with a source"
-                self._cold_L[layer][start] = _ColdRun(start, end, placement.segment, offsets_KB)
+                assert run.segment is not None, "only a segment can lie with a source"
+                self._cold_L[layer][start] = _ColdRun(start, end, run.segment, offsets_KB)
             else:
                 self._cold_L[layer].pop(start, None)
                 self._set_addresses(layer, start, address + offsets_KB)
-        self._is_device_N[start:end] = placement.is_device
+        self._is_device_N[start:end] = run.is_device
         self._pages = max(self._pages, end)
 
     def extend(self, addresses_L: Sequence[int], room_blocks: int) -> None:
         """Add empty device slots of so many blocks, one per layer, to be written by later chunks."""
-        self.place(self._pages, room_blocks, Placement(None, tuple(addresses_L), room_blocks))
+        self.place(self._pages, room_blocks, PageRun(None, tuple(addresses_L), room_blocks))
 
     def set_tokens(self, tokens: int) -> None:
         """Make the cache hold exactly the first tokens of what is placed, after a mount or before a recomputation.
@@ -244,11 +245,9 @@ class PagedCache:
                 yield table_KN[:, start : run.start]
             slab = SlabKey(run.segment, layer)
             keys_KB = self._source.take([slab])[0] + run.offsets_KB
-            run_KN = table_KN[:, run.start : run.end]
-            run_KN["keys"] = keys_KB
-            run_KN["values"] = keys_KB + np.uint64(self._layout.slab.page.keys_bytes)
+            native.write_addresses(table_KN, run.start, keys_KB, layout=self._layout.slab.page)
             try:
-                yield run_KN
+                yield table_KN[:, run.start : run.end]
             finally:
                 self._source.give_back([slab])
             start = run.end
@@ -297,9 +296,7 @@ class PagedCache:
                     self._source.give_back(back)
                 addresses = self._source.take(slabs[taken:])
                 for run, address in zip(cold[taken:], addresses, strict=False):
-                    attention.place(
-                        int(index_N[run.start]), address + run.offsets_KB, self._layout.slab.page.keys_bytes
-                    )
+                    attention.place(int(index_N[run.start]), address + run.offsets_KB)
                 taken += len(addresses)
             return attention.run(int(index_N[-1]))
         finally:
@@ -309,21 +306,19 @@ class PagedCache:
         cold = self._cold_L[layer]
         return [cold[start] for start in sorted(cold)]
 
-    def _offsets(self, blocks: int, placement: Placement) -> NDArray[np.uint64]:
+    def _offsets(self, blocks: int, run: PageRun) -> NDArray[np.uint64]:
         """Bytes from the start of a slot to each page of a run."""
-        slab, first = self._layout.slab, placement.first_block
+        slab, first = self._layout.slab, run.first_block
         return np.array(
             [
-                [slab.page_offset(first + block, head, blocks=placement.room_blocks) for block in range(blocks)]
+                [slab.page_offset(first + block, head, blocks=run.room_blocks) for block in range(blocks)]
                 for head in range(slab.kv_heads)
             ],
             dtype=np.uint64,
         )
 
     def _set_addresses(self, layer: int, start: int, keys_KB: NDArray[np.uint64]) -> None:
-        pages_KB = self._table_LKN[layer, :, start : start + keys_KB.shape[1]]
-        pages_KB["keys"] = keys_KB
-        pages_KB["values"] = keys_KB + np.uint64(self._layout.slab.page.keys_bytes)
+        native.write_addresses(self._table_LKN[layer], start, keys_KB, layout=self._layout.slab.page)
 
     def _grow(self, pages: int) -> None:
         """Make the table hold so many pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,11 @@ import typer
 from rich.console import Console
 
 from h3kv.bench.results import Results
+from h3kv.bench.texts import NamedText, read_text
 
 if TYPE_CHECKING:  # torch is imported by the benchmark that needs it, not by `--help`
     from h3kv.bench.tiered import TieredSetting
+    from h3kv.bench.whole_model import Setting as WholeModelSetting
 
 app = typer.Typer(
     help="Measure this machine. Contestants take turns in one run; figures are medians, comparisons medians of ratios.",
@@ -24,7 +27,7 @@ app = typer.Typer(
 )
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write metric names and numbers here.")]
-Quick = Annotated[bool, typer.Option("--quick", help="At most 60 seconds: fewer repetitions, no peers.")]
+Quick = Annotated[bool, typer.Option("--quick", help="For a first look: fewer repetitions, smaller sizes, no peers.")]
 Model = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or package:NAME.")]
 PeerPython = Annotated[
     str | None, typer.Option(metavar="PATH", help="Interpreter where vllm is installed; transformers may be there too.")
@@ -67,7 +70,8 @@ def prefill(
 ) -> None:
     """Prefill of 8K tokens in bf16, against vLLM and transformers."""
     with _measuring(json, threads) as (results, console):
-        _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
+        setting = _whole_model(console, model, peer_python, repetitions=1 if quick else 3, quick=quick)
+        _prefill(results, setting)
 
 
 @app.command()
@@ -83,8 +87,10 @@ def decode(
 ) -> None:
     """Decode at 8K in bf16 against the memory limit, vLLM and transformers; at 32K over HOST and the cold store."""
     with _measuring(json, threads) as (results, console):
-        _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
-        _long_decode(results, _tiered(console, model, store, repetitions or (2 if quick else 7)), quick=quick)
+        named = None if text is None else read_text(text)
+        setting = _whole_model(console, model, peer_python, repetitions=repetitions or (2 if quick else 7), quick=quick)
+        _decode(results, setting, quick=quick, named=named)
+        _long_decode(results, _tiered(console, model, store, setting.repetitions), quick=quick)
 
 
 @app.command()
@@ -99,6 +105,7 @@ def reuse(
     """First token after a restart with an 8K prefix in the store; what tiering costs where nothing is reused."""
     with _measuring(json, threads) as (results, console):
         _reuse(results, _tiered(console, model, store, repetitions or (2 if quick else 5)), quick=quick)
+        _no_reuse(results, _tiered(console, model, store, repetitions or (2 if quick else 9)), quick=quick)
 
 
 @app.command()
@@ -125,7 +132,7 @@ def exact(
 ) -> None:
     """Greedy tokens and perplexity over three tiers against all on the device, in fp32."""
     with _measuring(json, threads) as (results, console):
-        _exact(results, _tiered(console, model, store, 1), quick=quick, text=text)
+        _exact(results, _tiered(console, model, store, 1), quick=quick, named=read_text(text))
 
 
 @app.command()
@@ -152,13 +159,16 @@ def everything(
 ) -> None:
     """All benchmarks in one run and one JSON file."""
     with _measuring(json, threads) as (results, console):
+        named = read_text(text)
         _kernel(results, console, quick=quick)
-        _decode(results, console, quick=quick, model=model, peer_python=peer_python, text=text)
-        _prefill(results, console, quick=quick, model=model, peer_python=peer_python)
+        decoded = _whole_model(console, model, peer_python, repetitions=2 if quick else 7, quick=quick)
+        _decode(results, decoded, quick=quick, named=None if text is None else named)
+        _prefill(results, dataclasses.replace(decoded, repetitions=1 if quick else 3))
         _io(results, console, quick=quick, file=None, folder=store)
         _long_decode(results, _tiered(console, model, store, 2 if quick else 7), quick=quick)
         _reuse(results, _tiered(console, model, store, 2 if quick else 5), quick=quick)
-        _exact(results, _tiered(console, model, store, 1), quick=quick, text=text)
+        _no_reuse(results, _tiered(console, model, store, 2 if quick else 9), quick=quick)
+        _exact(results, _tiered(console, model, store, 1), quick=quick, named=named)
         _memory(results, _tiered(console, model, store, 1), quick=quick)
 
 
@@ -175,10 +185,14 @@ def _long_decode(results: Results, setting: TieredSetting, *, quick: bool) -> No
 
 
 def _reuse(results: Results, setting: TieredSetting, *, quick: bool) -> None:
-    from h3kv.bench import no_reuse
     from h3kv.bench import reuse as restart
 
     restart.run(results, setting, restart.QUICK if quick else restart.FULL)
+
+
+def _no_reuse(results: Results, setting: TieredSetting, *, quick: bool) -> None:
+    from h3kv.bench import no_reuse
+
     no_reuse.run(results, setting, no_reuse.QUICK if quick else no_reuse.FULL, suffix="_quick" if quick else "")
 
 
@@ -188,10 +202,10 @@ def _memory(results: Results, setting: TieredSetting, *, quick: bool) -> None:
     bounds.run(results, setting, bounds.QUICK if quick else bounds.FULL)
 
 
-def _exact(results: Results, setting: TieredSetting, *, quick: bool, text: Path | None) -> None:
+def _exact(results: Results, setting: TieredSetting, *, quick: bool, named: NamedText) -> None:
     from h3kv.bench import exact as equality
 
-    equality.run(results, setting, equality.QUICK if quick else equality.FULL, text=text)
+    equality.run(results, setting, equality.QUICK if quick else equality.FULL, named=named)
 
 
 def _kernel(results: Results, console: Console, *, quick: bool) -> None:
@@ -208,26 +222,26 @@ def _io(results: Results, console: Console, *, quick: bool, file: Path | None, f
     run(results, Setting(file, folder, size_bytes, repetitions, seconds, console.print))
 
 
-def _prefill(results: Results, console: Console, *, quick: bool, model: str, peer_python: str | None) -> None:
+def _whole_model(
+    console: Console, model: str, peer_python: str | None, *, repetitions: int, quick: bool
+) -> WholeModelSetting:
+    from h3kv.bench.whole_model import Setting
+
+    return Setting(model, peer_python, peers=not quick, repetitions=repetitions, progress=console.print)
+
+
+def _prefill(results: Results, setting: WholeModelSetting) -> None:
     from h3kv.bench import whole_model
 
-    setting = whole_model.Setting(
-        model, peer_python, peers=not quick, repetitions=1 if quick else 3, progress=console.print
-    )
     whole_model.prefill(results, setting)
 
 
-def _decode(
-    results: Results, console: Console, *, quick: bool, model: str, peer_python: str | None, text: Path | None
-) -> None:
+def _decode(results: Results, setting: WholeModelSetting, *, quick: bool, named: NamedText | None) -> None:
     from h3kv.bench import whole_model
 
-    setting = whole_model.Setting(
-        model, peer_python, peers=not quick, repetitions=2 if quick else 7, progress=console.print
-    )
+    if not quick:  # First of all: it is what finds a text too short.
+        whole_model.exact(results, setting, named=named)
     whole_model.decode(results, setting)
-    if not quick:
-        whole_model.exact(results, setting, text=text)
 
 
 @contextlib.contextmanager

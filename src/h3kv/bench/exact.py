@@ -11,7 +11,7 @@ from typing import Final
 from h3kv.bench.disk import DiskLimit
 from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of, window_loss
-from h3kv.bench.texts import NamedText, read_text
+from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import (
     Caps,
     TieredSetting,
@@ -23,7 +23,6 @@ from h3kv.bench.tiered import (
     store_folder,
     tell_store,
 )
-from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType
 from h3kv.engine.events import PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
@@ -52,19 +51,18 @@ FULL: Final = Sizes(
 QUICK: Final = Sizes(3072, 16, 3072, 1, Caps(device_tokens=1024, window_tokens=512, host_tokens=2048, chunk_tokens=448))
 
 
-def run(results: Results, setting: TieredSetting, sizes: Sizes, *, text: Path | None) -> None:
+def run(results: Results, setting: TieredSetting, sizes: Sizes, *, named: NamedText) -> None:
     """Compare tokens, then perplexity.
 
     Args:
         results: receives `exact.*`.
         setting: model and place of the store.
         sizes: how much.
-        text: to read; the default one where None.
+        named: text to read.
 
     Raises:
         ConfigError: the text is too short, or the caps are so large that the cold store is not read.
     """
-    named = read_text(text)
     with store_folder(setting) as store:
         _tokens(results, setting, sizes, named=named, store=store)
     with store_folder(setting) as store:
@@ -74,7 +72,7 @@ def run(results: Results, setting: TieredSetting, sizes: Sizes, *, text: Path | 
 def _tokens(results: Results, setting: TieredSetting, sizes: Sizes, *, named: NamedText, store: Path) -> None:
     context_tokens = sizes.prompt_tokens + sizes.answer_tokens
     model = load_reaching(setting.model, dtype=DType.FP32, context_tokens=context_tokens)
-    prompt = _take(model, named, sizes.prompt_tokens)
+    prompt = take_tokens(model, named, sizes.prompt_tokens)
     name = f"exact {label(sizes.prompt_tokens)}"
     with open_tiered(model, sizes.caps, store=store, store_tokens=context_tokens) as node:
         tiered = _greedy(node, prompt, sizes.answer_tokens, setting=setting, name=f"{name}, three tiers")
@@ -90,7 +88,7 @@ def _tokens(results: Results, setting: TieredSetting, sizes: Sizes, *, named: Na
 
 def _perplexity(results: Results, setting: TieredSetting, sizes: Sizes, *, named: NamedText, store: Path) -> None:
     model = load_reaching(setting.model, dtype=DType.FP32, context_tokens=sizes.window_tokens)
-    tokens = _take(model, named, sizes.windows * sizes.window_tokens + 1)
+    tokens = take_tokens(model, named, sizes.windows * sizes.window_tokens + 1)
     starts = range(0, len(tokens) - 1, sizes.window_tokens)
     windows = [tokens[start : start + sizes.window_tokens + 1] for start in starts]
     with open_tiered(model, sizes.caps, store=store, store_tokens=sizes.window_tokens) as node:
@@ -103,13 +101,6 @@ def _perplexity(results: Results, setting: TieredSetting, sizes: Sizes, *, named
     results.put(f"exact.{name}.perplexity", math.exp(resident))
     results.put(f"exact.{name}.scored_tokens", len(tokens) - 1)
     results.put(f"exact.{name}.perplexity_change", abs(math.expm1(tiered - resident)))
-
-
-def _take(model: LoadedModel, named: NamedText, count: int) -> list[int]:
-    tokens = model.tokenizer.encode(named.text)
-    if len(tokens) < count:
-        raise ConfigError(f"the text {named.name} has {len(tokens)} tokens: {count} are needed", field="text")
-    return list(tokens[:count])
 
 
 def _greedy(node: Node, prompt: Sequence[int], count: int, *, setting: TieredSetting, name: str) -> list[int]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from h3kv.core.errors import ConfigError
+
+if TYPE_CHECKING:  # torch is not needed to read a text
+    from h3kv.models.loader import LoadedModel
 
 ROOT: Final = Path(__file__).parents[3]
 """Of the repository, in a checkout."""
@@ -38,6 +41,18 @@ def read_text(path: Path | None) -> NamedText:
         if default.exists():
             return NamedText(name, _read(default))
     raise ConfigError("there is no text to measure on: give one with --text", field="text")
+
+
+def take_tokens(model: LoadedModel, named: NamedText, count: int) -> list[int]:
+    """The first tokens of a text.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    tokens = model.tokenizer.encode(named.text)
+    if len(tokens) < count:
+        raise ConfigError(f"the text {named.name} has {len(tokens)} tokens: {count} are needed", field="text")
+    return list(tokens[:count])
 
 
 def _read(path: Path) -> str:

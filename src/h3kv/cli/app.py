@@ -204,7 +204,7 @@ def show_config(
     add_help_option=False,
 )
 def bench(context: typer.Context) -> None:
-    """Measure this machine: attention, decode, prefill. `h3 bench --help` lists what there is."""
+    """Measure this machine: attention, decode, prefill, I/O, the three tiers. `h3 bench --help` lists what there is."""
     with exits():
         from h3kv.bench.cli import app as bench_app
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from h3kv.attention.paged import PagedCache, PageKernels, Placement
+from h3kv.attention.paged import PagedCache, PageKernels, PageRun
 from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
@@ -73,7 +73,8 @@ class SequenceKv:
     Args:
         parts: of the pool.
         mounts: reused beginnings, pinned. Taken over once the sequence is made.
-        plan: sizes of the segments that it opens for its blocks from a given one on, in order; finite with eager parts.
+        rooms_from: sizes of the segments that it opens for its blocks from a given one on, in order; finite with eager
+            parts.
         keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
         window: its blocks on the device; None where its home is the device.
         committed_blocks: what it was counted in with.
@@ -86,7 +87,7 @@ class SequenceKv:
         self,
         parts: KvParts,
         mounts: Sequence[Mount],
-        plan: Callable[[int], Iterator[int]],
+        rooms_from: Callable[[int], Iterator[int]],
         *,
         keys: list[BlockKey] | None,
         window: Window | None,
@@ -95,8 +96,8 @@ class SequenceKv:
         self.committed_blocks = committed_blocks
         self._parts = parts
         self._segments = parts.segments
-        self._plan = plan
-        self._rooms = plan(sum(mount.blocks for mount in mounts))
+        self._rooms_from = rooms_from
+        self._rooms = rooms_from(sum(mount.blocks for mount in mounts))
         self._keys = keys
         self._window = window
         self._spare: deque[Segment] = deque()
@@ -156,7 +157,7 @@ class SequenceKv:
                 self._rewind(held)
                 return
             held.version = segment.version
-            self.cache.place(held.start, held.end - held.start, self._placement(segment))
+            self.cache.place(held.start, held.end - held.start, self._run_of(segment))
 
     def read_ahead(self) -> None:
         """Begin to read what the next chunk needs from the cold store."""
@@ -235,7 +236,7 @@ class SequenceKv:
         for mount in mounts:
             end = start + mount.blocks
             self._held.append(_Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
-            self.cache.place(start, mount.blocks, self._placement(mount.segment))
+            self.cache.place(start, mount.blocks, self._run_of(mount.segment))
             tier = home if mount.segment.home_L is not None else Tier.NVME
             reused[tier] = reused.get(tier, 0) + mount.blocks * BLOCK_TOKENS
             start = end
@@ -261,7 +262,7 @@ class SequenceKv:
         held = _Held(segment, start, end, is_own=True, version=segment.version)
         self._held.append(held)
         if self._window is None:
-            self.cache.place(start, segment.room_blocks, self._placement(segment))
+            self.cache.place(start, segment.room_blocks, self._run_of(segment))
         return held
 
     def _flush(self, end: int, tokens: Sequence[int], *, waits: bool = True) -> None:
@@ -284,8 +285,8 @@ class SequenceKv:
             left = range(max(blocks.start, 1), blocks.stop)
             if left:
                 first += len(blocks) - len(left)
-                placement = Placement(segment.id, segment.addresses_L, room_blocks, first, is_device=False)
-                self.cache.place(left.start, len(left), placement)
+                run = PageRun(segment.id, segment.addresses_L, room_blocks, first, is_device=False)
+                self.cache.place(left.start, len(left), run)
                 for block in left:
                     window.drop(block)
             if held.end - held.start == room_blocks:
@@ -328,12 +329,12 @@ class SequenceKv:
             self._window.drop_from(lost.start)
         self.cache.set_tokens(lost.start * BLOCK_TOKENS)
         self._flushed = lost.start
-        self._rooms = self._plan(lost.start)
+        self._rooms = self._rooms_from(lost.start)
 
     def _is_on_device(self, held: _Held) -> bool:
         """Whether it is the sink, which the window keeps besides."""
         return self._window is not None and held.start == 0 and held.end == 1 and 0 in self._window
 
-    def _placement(self, segment: Segment) -> Placement:
+    def _run_of(self, segment: Segment) -> PageRun:
         addresses_L: tuple[int | None, ...] = segment.addresses_L or (None,) * self._segments.layout.layers
-        return Placement(segment.id, addresses_L, segment.room_blocks, is_device=self._segments.tier is Tier.DEVICE)
+        return PageRun(segment.id, addresses_L, segment.room_blocks, is_device=self._segments.tier is Tier.DEVICE)

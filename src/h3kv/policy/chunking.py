@@ -15,8 +15,9 @@ def chunk_end(start: int, prompt_tokens: int, *, base_tokens: int, room_tokens: 
         length                        base      2 base    3 base    ... up to the room
 
     Ends are counted from the start of the prompt, wherever the first chunk begins: a prompt that was partly found is
-    cut as one that was not. They are a function of positions and configuration, never of time or placement, and so are
-    the results.
+    cut as one that was not. They are a function of positions and configuration, never of time or placement. A prompt
+    that was partly found begins with a shorter chunk, whose products may round differently: logits in fp32 agree within
+    1e-4.
 
     Args:
         start: first token of the chunk, in [0, prompt_tokens).

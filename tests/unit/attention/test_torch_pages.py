@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from h3kv.attention.native import TORCH_DTYPES
-from h3kv.attention.paged import PagedCache, Placement
+from h3kv.attention.paged import PagedCache, PageRun
 from h3kv.attention.reference import TokenRun, attend, pack_page
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
@@ -120,7 +120,7 @@ def test_mounted_blocks_are_read_and_never_written() -> None:
     before = store.arena.clone()
 
     second = PagedCache(pages, layout, pages=3)
-    second.place(0, 2, Placement(None, tuple(shared), room_blocks=4))
+    second.place(0, 2, PageRun(None, tuple(shared), room_blocks=4))
     second.set_tokens(128)
     assert second.tokens == 128
     own, _ = room(store, 1)

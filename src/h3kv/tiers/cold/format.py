@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
 from h3kv.core.units import format_size, parse_size
 from h3kv.tiers.cold.device import DeviceFacts, check_device, inspect
 from h3kv.tiers.cold.geometry import VolumeGeometry, plan_volume
-from h3kv.tiers.cold.place import OpenPlace, create_file, open_place, publish, resolve
+from h3kv.tiers.cold.place import OpenPlace, new_file, open_place, resolve
 from h3kv.tiers.cold.record import TWIN_BYTES, versions
 from h3kv.tiers.cold.requests import aligned_memory
 from h3kv.tiers.cold.seam import EngineFactory
@@ -38,17 +39,27 @@ def format_store(
     path, is_there = resolve(place)
     if not is_there:
         geometry = plan_volume(_needed(capacity_bytes, path), area_bytes=area_bytes)
-        with contextlib.closing(create_file(path, geometry.capacity_bytes)) as draft:
+        with new_file(path, geometry.capacity_bytes) as draft:
             make_store(draft, make_engine, geometry)
-            publish(draft)
         return path, geometry
     with contextlib.closing(open_place(path)) as opened:
         geometry = plan_volume(_checked_capacity(opened, capacity_bytes, yes), area_bytes=area_bytes)
-        if not opened.is_device:
-            opened.resize(0)
-            opened.resize(geometry.capacity_bytes)
-        make_store(opened, make_engine, geometry)
+        with _emptied_on_error(opened) if opened.size_bytes == 0 else contextlib.nullcontext():
+            if not opened.is_device:
+                opened.resize(geometry.capacity_bytes)
+            make_store(opened, make_engine, geometry)
     return path, geometry
+
+
+@contextlib.contextmanager
+def _emptied_on_error(opened: OpenPlace) -> Iterator[None]:
+    """Leave a file as empty as it was: one with bytes that are no store would be refused the next time."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            opened.resize(0)
+        raise
 
 
 def _checked_capacity(opened: OpenPlace, capacity_bytes: int | None, yes: str | None) -> int:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from h3kv.core.errors import StoreBusyError, StoreError, StoreFormatError
 from h3kv.core.units import NS_PER_S, describe_size
+from h3kv.tiers.io import direct_file
 
 STORE_FILE: Final = "store.h3"
 """Name of the file in a folder that was given as a place."""
 
 _PATIENCE_NS: Final = NS_PER_S
 """Tearing down a ring takes milliseconds."""
-
-FILE_MODE: Final = 0o600
 
 
 @dataclass(slots=True)
@@ -102,8 +102,12 @@ def open_place(path: Path) -> OpenPlace:
         raise _store_error("cannot open the cold store", path, error) from error
 
 
-def create_file(path: Path, size_bytes: int) -> OpenPlace:
-    """A new, locked, preallocated file under a temporary name: `publish` gives it its own once it is a store.
+@contextlib.contextmanager
+def new_file(path: Path, size_bytes: int) -> Iterator[OpenPlace]:
+    """A new, locked, preallocated file under a temporary name, to be made a store in the block.
+
+    When the block ends the file gets its name; after an error nothing of it stays. Before it has its name nobody takes it
+    for a store: a crash leaves a draft, which the next start replaces, and never half a store.
 
     Raises:
         StoreError: the parent folder is missing or read-only, or there is no space.
@@ -111,48 +115,66 @@ def create_file(path: Path, size_bytes: int) -> OpenPlace:
     """
     draft = _draft(path)
     try:
-        file, is_direct = _open_direct(draft, os.O_RDWR | os.O_CREAT)
+        file, is_direct = direct_file(draft, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise _store_error("cannot make the cold store", path, error) from error
-    place = OpenPlace(path, file, is_device=False, is_direct=is_direct)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not draft.exists() or not os.path.samestat(draft.stat(), os.fstat(file)):
-            # Between open and lock, another process made a store of the same draft.
-            raise _busy(path)
-        os.ftruncate(file, 0)
-        place.resize(size_bytes)
-    except BlockingIOError as error:
-        place.close()
-        raise _busy(path) from error
-    except StoreBusyError:
-        place.close()
-        raise
-    except StoreError:
-        draft.unlink(missing_ok=True)
-        place.close()
-        raise
-    return place
+    with contextlib.closing(OpenPlace(path, file, is_device=False, is_direct=is_direct)) as place:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _busy(path) from error
+        except OSError as error:
+            raise _store_error("cannot lock the new cold store", path, error) from error
+        if not _is_draft(draft, file):
+            raise _busy(path)  # between open and lock, another process made a store of the same draft
+        try:
+            place.resize(0)
+            place.resize(size_bytes)
+            yield place
+            _publish(draft, path)
+        except BaseException:
+            if _is_draft(draft, file):
+                draft.unlink()
+            raise
 
 
-def publish(place: OpenPlace) -> None:
-    """Give a new file its name. Before that nobody takes it for a store: a crash leaves a draft, never half a store."""
-    if place.path.exists():
-        raise _busy(place.path)
+def _is_draft(draft: Path, file: int) -> bool:
+    """Whether a descriptor's file has the name of a draft."""
     try:
-        _draft(place.path).rename(place.path)
-        folder = os.open(place.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        return os.path.samestat(draft.stat(), os.fstat(file))
+    except OSError:
+        return False
+
+
+def _publish(draft: Path, path: Path) -> None:
+    """Give a draft its name, unless something has that name."""
+    try:
+        _name(draft, path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+    except FileExistsError as error:
+        raise _busy(path) from error
     except OSError as error:
-        raise _store_error("cannot name the new cold store", place.path, error) from error
+        raise _store_error("cannot name the new cold store", path, error) from error
+
+
+def _name(draft: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(draft)
+    except OSError as error:
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS} or path.exists():
+            raise
+        draft.rename(path)  # a file system without hard links
+    else:
+        draft.unlink()
 
 
 def _open_locked(path: Path, *, is_device: bool) -> OpenPlace:
     # O_EXCL on a block device without O_CREAT: EBUSY if it is mounted, or held by another who asked so.
-    file, is_direct = _open_direct(path, os.O_RDWR | (os.O_EXCL if is_device else 0))
+    file, is_direct = direct_file(path, os.O_RDWR | (os.O_EXCL if is_device else 0))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -175,18 +197,6 @@ def _patiently(attempt: Callable[[], OpenPlace]) -> OpenPlace:
 
 def _draft(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
-
-
-def _open_direct(path: Path, flags: int) -> tuple[int, bool]:
-    """A descriptor, and whether it bypasses the page cache."""
-    flags |= os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT, FILE_MODE), True
-    except OSError as error:
-        # EINVAL: the file system has no direct I/O.
-        if error.errno != errno.EINVAL:
-            raise
-    return os.open(path, flags, FILE_MODE), False
 
 
 def _busy(path: Path) -> StoreBusyError:

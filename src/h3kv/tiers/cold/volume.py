@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.units import describe_size
-from h3kv.tiers.cold.geometry import SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
-from h3kv.tiers.cold.place import OpenPlace, create_file, open_place, publish, resolve
+from h3kv.tiers.cold.geometry import BUDGET_OFFSET, SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
+from h3kv.tiers.cold.place import OpenPlace, new_file, open_place, resolve
 from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, damaged_sectors, unpack_twin, versions
 from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.seam import EngineFactory
@@ -153,9 +153,8 @@ def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int 
         if capacity_bytes is None:
             raise ConfigError(f"{path} does not exist: set nvme.capacity, and it is made", field="nvme.capacity")
         geometry = plan_volume(capacity_bytes, layout=layout)
-        with contextlib.closing(create_file(path, geometry.capacity_bytes)) as draft:
+        with new_file(path, geometry.capacity_bytes) as draft:
             make_store(draft, make_engine, geometry)
-            publish(draft)
     opened = open_place(path)
     with _closed_on_error(opened):
         requests = Requests(make_engine([opened.file]))
@@ -164,16 +163,20 @@ def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int 
 
 
 def make_store(place: OpenPlace, make_engine: EngineFactory, geometry: VolumeGeometry) -> None:
-    """Make an empty store of what is open. The superblock comes last: before it, there is none.
+    """Make an empty store of what is open.
+
+    The superblock comes last. Until it is written a new place is no store, and an old store is one still, so that what
+    was broken off can be done again.
 
     Raises:
         StoreError: writing failed.
     """
     tables_bytes = TABLE_OFFSET + geometry.table_entries * TWIN_BYTES
-    blank = [write_of(at, bytes(min(_CHUNK_BYTES, tables_bytes - at))) for at in range(0, tables_bytes, _CHUNK_BYTES)]
+    starts = range(BUDGET_OFFSET, tables_bytes, _CHUNK_BYTES)
+    blank = [write_of(at, bytes(min(_CHUNK_BYTES, tables_bytes - at))) for at in starts]
     first = Superblock(uuid.uuid4().bytes, geometry, epoch=0)
     with contextlib.closing(Requests(make_engine([place.file]))) as requests:
-        write_through(place, requests, [blank, [first.write(0), first.write(1)]])
+        write_through(place, requests, [blank, [first.write(0)], [first.write(1)]])
 
 
 def write_through(place: OpenPlace, requests: Requests, steps: Sequence[Sequence[Request]]) -> None:

@@ -76,7 +76,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Decoder().eval()
     chunks = list(torch.randint(VOCABULARY, (1, PROMPT_TOKENS)).split(CHUNK_TOKENS, dim=1))
-    caps = {"device_bytes": "1MiB", "host_bytes": "4MiB", "store": sys.argv[1], "store_bytes": "64MiB"}
+    caps = {"device_bytes": "1MiB", "host_bytes": "6MiB", "store": sys.argv[1], "store_bytes": "64MiB"}
     cache = h3_kv_cache.create(layers=LAYERS, kv_heads=HEADS, head_dim=HEAD_DIM, window_tokens=64, **caps)
     past, answer = 0, []
     while len(answer) < NEW_TOKENS:

@@ -55,6 +55,13 @@ def _cap_text(value: int | TokenCount | Literal["auto"] | None) -> str | None:
     return value if value is None or value == "auto" else format_cap(value)
 
 
+def _count(value: object) -> object:
+    """YAML's true is no 1."""
+    if isinstance(value, bool):
+        raise ValueError("a whole number")
+    return value
+
+
 def _on_or_off(value: object) -> object:
     """YAML reads the words on and off as true and false."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -84,6 +91,7 @@ def _rope_from_text(value: object) -> object:
     return {"type": kind, "factor": factor}
 
 
+Count = Annotated[int, BeforeValidator(_count)]
 Size = Annotated[int, BeforeValidator(_size), PlainSerializer(format_size, return_type=str)]
 SizeOrNone = Annotated[
     int | None,
@@ -126,7 +134,7 @@ class ModelSettings(Section):
     """A Hugging Face folder with safetensors, a `.gguf` file, or `package:NAME` for a Python package with weights."""
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = "auto"
     """Element type of weights, activations and KV. `auto` is bf16. fp32 is exact and takes twice the memory."""
-    max_context: int | None = Field(default=None, ge=BLOCK_TOKENS)
+    max_context: Count | None = Field(default=None, ge=BLOCK_TOKENS)
     """Tokens of prompt and answer together. Nothing: what the model was trained for, times the rope factor. More than
     that, without `rope_scaling`: static NTK with the factor that it needs."""
     rope_scaling: Annotated[RopeSettings | None, BeforeValidator(_rope_from_text)] = None
@@ -149,7 +157,7 @@ class DeviceSettings(Section):
     """Cap on KV in device memory, in total for this process. `auto` without tiering: half of what is available when the
     model has been loaded, within the container's limit; more serves longer prompts and keeps more documents for reuse.
     `auto` with tiering: room for the windows of 8 sequences and the longest chunk, and no more than that half."""
-    window_tokens: int = Field(default=1024, ge=BLOCK_TOKENS, le=1 << 20, multiple_of=BLOCK_TOKENS)
+    window_tokens: Count = Field(default=1024, ge=BLOCK_TOKENS, le=1 << 20, multiple_of=BLOCK_TOKENS)
     """Newest tokens of each sequence that stay on the device, with tiering. The first block stays besides."""
 
 
@@ -184,10 +192,10 @@ class NvmeSettings(Section):
 class EngineSettings(Section):
     """How requests are run."""
 
-    chunk_tokens: int = Field(default=EngineConfig().chunk_tokens, ge=BLOCK_TOKENS, le=8192, multiple_of=BLOCK_TOKENS)
+    chunk_tokens: Count = Field(default=EngineConfig().chunk_tokens, ge=BLOCK_TOKENS, le=8192, multiple_of=BLOCK_TOKENS)
     """Prompt tokens that one step reads. Larger chunks use the cores better, smaller ones let a request be cancelled
     sooner and need less scratch memory."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: Count = Field(default=256, ge=1)
     """Tokens of an answer, unless the request says otherwise."""
 
 

@@ -97,7 +97,7 @@ class KvCache:
             TierFullError: the tokens do not fit the caps. The past is as it was.
             TierClosedError: after `close`.
         """
-        self._check_open()
+        self.check_open()
         if layer != self._due:
             raise RequestError(
                 f"layer {layer} came where layer {self._due} of {self.layout.layers} was due: a step takes all layers "
@@ -170,7 +170,7 @@ class KvCache:
 
     def reset(self, *, batch: int | None = None) -> None:
         """Forget all tokens, and go on with so many rows; as many as before where None."""
-        self._check_open()
+        self.check_open()
         self.discard_step()
         rows = self.batch if batch is None else batch
         self._close_rows()
@@ -199,7 +199,12 @@ class KvCache:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse to go on with a closed cache.
+
+        Raises:
+            TierClosedError: after `close`.
+        """
         if self._is_closed:
             raise TierClosedError("this cache is closed: create another", tier=Tier.DEVICE)
 

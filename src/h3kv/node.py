@@ -13,11 +13,9 @@ from types import TracebackType
 
 from h3kv import _native
 from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
-from h3kv.attention.torch_pages import TorchPages
+from h3kv.attention.choice import has_native, page_kernels
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
-from h3kv.core.limits import LANE_TOKENS
 from h3kv.core.ports import Clock
 from h3kv.core.types import DType, StoreStatistics, Tier
 from h3kv.engine.clock import MonotonicClock
@@ -27,13 +25,11 @@ from h3kv.engine.engine import Engine
 from h3kv.engine.fingerprint import fingerprint_of
 from h3kv.engine.pool import KvPool
 from h3kv.engine.tiers import TierConfig, TierStores
+from h3kv.models.choice import choose_kernels
 from h3kv.models.config import ModelConfig
 from h3kv.models.decoder import Decoder
-from h3kv.models.kernels import Kernels
 from h3kv.models.loader import LoadedModel
-from h3kv.models.native_kernels import NativeKernels
 from h3kv.models.tokenizer import Tokenizer
-from h3kv.models.torch_kernels import TorchKernels
 from h3kv.telemetry.recorder import Recorder
 from h3kv.tiers.device import DeviceStoreConfig
 
@@ -92,7 +88,7 @@ class Node:
         weights = model.weights.embedding_VI
         dtype, device = native.DTYPES[weights.dtype], weights.device
         layout = cache_layout(model.config, dtype)
-        is_native = device.type == "cpu" and model.config.head_dim % LANE_TOKENS == 0
+        is_native = has_native(device, model.config.head_dim)
         arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
         fingerprint = fingerprint_of(model, dtype=dtype, kernels=arithmetic).digest()
         telemetry, clock = Recorder(), clock or MonotonicClock()
@@ -104,17 +100,15 @@ class Node:
                     f"the model lies on {device} and its KV on {stores.device.arena.device}: put both on one device",
                     field="device",
                 )
-            page_kernels: PageKernels = native
-            if not is_native:
-                page_kernels = torch_pages = TorchPages(stores.device.arena, layout.slab.page)
-                stack.callback(torch_pages.close)
             pool = stores.open_pool(
-                page_kernels=page_kernels, directory=MemoryDirectory(), telemetry=telemetry, clock=clock
+                page_kernels=stack.enter_context(page_kernels(stores.device.arena, layout.slab.page)),
+                directory=MemoryDirectory(),
+                telemetry=telemetry,
+                clock=clock,
             )
             stack.callback(pool.close)
-            kernels: Kernels = NativeKernels() if is_native else TorchKernels()
             running = Engine(
-                Decoder(model.config, model.weights, kernels),
+                Decoder(model.config, model.weights, choose_kernels(device, model.config.head_dim)),
                 pool,
                 vocabulary=model.tokenizer,
                 fingerprint=fingerprint,

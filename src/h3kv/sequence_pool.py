@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
-from h3kv.attention.torch_pages import TorchPages
+from h3kv.attention.choice import page_kernels
 from h3kv.core.errors import (
     ConfigError,
     RequestError,
@@ -87,7 +85,6 @@ class SequencePool:
     def __init__(self, layout: CacheLayout, *, device: torch.device, caps: Caps) -> None:
         self.layout = layout
         self.device = device
-        is_native = device.type == "cpu" and layout.slab.page.head_dim % LANE_TOKENS == 0
         tiers = _tier_config(caps)
         if tiers is not None and layout.slab.page.head_dim % LANE_TOKENS:
             raise ConfigError(
@@ -102,12 +99,11 @@ class SequencePool:
                 layout, device_config, tiers, fingerprint=_fingerprint(layout), telemetry=telemetry
             )
             stack.callback(stores.close)
-            torch_pages = None if is_native else TorchPages(stores.device.arena, layout.slab.page)
-            if torch_pages is not None:
-                stack.callback(torch_pages.close)
-            self._kernels: PageKernels = torch_pages or native
             self._pool = stores.open_pool(
-                page_kernels=self._kernels, directory=MemoryDirectory(), telemetry=telemetry, clock=MonotonicClock()
+                page_kernels=stack.enter_context(page_kernels(stores.device.arena, layout.slab.page)),
+                directory=MemoryDirectory(),
+                telemetry=telemetry,
+                clock=MonotonicClock(),
             )
             stack.callback(self._pool.close)
             # Also when nobody closes it: the store stays locked otherwise.

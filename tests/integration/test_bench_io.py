@@ -49,6 +49,16 @@ def test_a_file_that_is_missing_or_too_small_and_a_folder_that_refuses_are_named
         run(Results(), setting(tmp_path / "nowhere"))
 
 
+def test_nothing_is_open_after_a_measurement_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fio").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    (tmp_path / "fio").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ConfigError, match="fio failed"):
+        run(Results(), setting(tmp_path))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_fio_is_run_with_memory_on_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fio"
     script.write_text(f"#!/bin/sh\necho $GLIBC_TUNABLES > {tmp_path}/said\necho '{ANSWER}'\n", encoding="utf-8")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
 
-from h3kv.core.errors import ConfigError, H3Error, InternalError
+from h3kv.core.errors import H3Error, InternalError
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -25,12 +25,12 @@ def in_child(work: Callable[[Given], Found], given: Given) -> Found:
         given: its argument; like the result, something that can be pickled.
 
     Raises:
-        ConfigError: what was asked cannot be done; the message is the child's.
+        H3Error: what the child raised.
         InternalError: the child ended without an answer.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, work, given, torch.get_num_threads()), daemon=True)
+    spawning = multiprocessing.get_context("spawn")
+    receiver, sender = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=_answer, args=(sender, work, given, torch.get_num_threads()), daemon=True)
     process.start()
     sender.close()
     try:
@@ -45,7 +45,8 @@ def in_child(work: Callable[[Given], Found], given: Given) -> Found:
         receiver.close()
         process.join()
     if not is_well:
-        raise ConfigError(f"in a child process: {outcome}", field="bench")
+        kind, message, context = outcome
+        raise _rebuilt(kind, message, context)
     found: Found = outcome
     return found
 
@@ -60,9 +61,18 @@ def _answer(sender: Connection, work: Callable[[Any], object], given: object, th
     try:
         sender.send((True, work(given)))
     except H3Error as error:
-        sender.send((False, str(error)))
+        # An error does not pickle by itself: its context is given by keywords.
+        sender.send((False, (type(error), str(error), vars(error))))
     except Exception:
         traceback.print_exc()
         raise
     finally:
         sender.close()
+
+
+def _rebuilt(kind: type[H3Error], message: str, context: Mapping[str, object]) -> H3Error:
+    """The child's error, of its own class."""
+    error = kind.__new__(kind, message)
+    error.args = (message,)
+    vars(error).update(context)
+    return error

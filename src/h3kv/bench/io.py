@@ -100,23 +100,25 @@ def _measure(results: Results, workload: Workload, path: Path, *, fio: str | Non
         buffer = huge_buffer(workload.buffer_bytes)
         room = (buffer.data_ptr(), buffer.numel())
         chance = np.random.default_rng(workload.io_bytes)
-        engine = IoEngine.open([descriptor], depth=workload.depth, buffers=[room])
-        if engine.backend != "io_uring" or not engine.fixed_buffers:
-            why = engine.fallback_reason or engine.buffers_reason
-            setting.progress(f"io: {engine.backend}, fixed buffers: {engine.fixed_buffers} ({why})")
+        # Whatever fails, no read is in flight any more when the buffer goes.
+        with contextlib.closing(IoEngine.open([descriptor], depth=workload.depth, buffers=[room])) as engine:
+            if engine.backend != "io_uring" or not engine.fixed_buffers:
+                why = engine.fallback_reason or engine.buffers_reason
+                setting.progress(f"io: {engine.backend}, fixed buffers: {engine.fixed_buffers} ({why})")
 
-        def ours() -> float:
-            starts_N = chance.integers(0, size_bytes // workload.io_bytes, OFFSETS, dtype=np.uint64)
-            offsets_N = starts_N * np.uint64(workload.io_bytes)
-            return read_bandwidth(engine, offsets_N, io_bytes=workload.io_bytes, buffer=room, seconds=setting.seconds)
+            def ours() -> float:
+                starts_N = chance.integers(0, size_bytes // workload.io_bytes, OFFSETS, dtype=np.uint64)
+                offsets_N = starts_N * np.uint64(workload.io_bytes)
+                return read_bandwidth(
+                    engine, offsets_N, io_bytes=workload.io_bytes, buffer=room, seconds=setting.seconds
+                )
 
-        contestants: dict[str, Callable[[], float]] = {"ours": ours}
-        if fio is not None:
-            command = _fio_command(fio, path, workload, size_bytes=size_bytes, setting=setting)
-            contestants["fio"] = lambda: _fio(command)
-        ours()
-        rounds = Rounds.run(contestants, repetitions=setting.repetitions)
-        engine.close()
+            contestants: dict[str, Callable[[], float]] = {"ours": ours}
+            if fio is not None:
+                command = _fio_command(fio, path, workload, size_bytes=size_bytes, setting=setting)
+                contestants["fio"] = lambda: _fio(command)
+            ours()
+            rounds = Rounds.run(contestants, repetitions=setting.repetitions)
     finally:
         os.close(descriptor)
     name = f"io.read_{workload.label}"

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from h3kv.engine.pool import KvPool
+from h3kv.models.choice import choose_kernels
 from h3kv.models.decoder import Decoder
-from h3kv.models.kernels import Kernels
 from h3kv.models.loader import LoadedModel
-from h3kv.models.native_kernels import NativeKernels
-from h3kv.models.torch_kernels import TorchKernels
 
 ROWS: Final = 128
 """Rows of logits that are widened to fp64 at a time."""
@@ -25,8 +23,7 @@ ROWS: Final = 128
 
 def decoder_of(model: LoadedModel) -> Decoder:
     """A decoder of a model's weights, on the operators that a node takes."""
-    is_cpu = model.weights.embedding_VI.device.type == "cpu"
-    kernels: Kernels = NativeKernels() if is_cpu else TorchKernels()
+    kernels = choose_kernels(model.weights.embedding_VI.device, model.config.head_dim)
     return Decoder(model.config, model.weights, kernels)
 
 

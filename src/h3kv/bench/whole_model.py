@@ -25,8 +25,7 @@ LONG_TOKENS: Final = 8192
 EXACT_TOKENS: Final = 4096
 EXACT_STEPS: Final = 256
 STEPS_PER_ROUND: Final = 12
-# The figures of one run lie behind each other in one sequence: room for all rounds.
-CONTEXT_TOKENS: Final = LONG_TOKENS + 512
+WARM_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,8 @@ class Setting:
 
 def prefill(results: Results, setting: Setting) -> None:
     """Tokens per second of an 8K prompt in bf16."""
-    with _contestants(setting, DType.BF16, ("vllm", "transformers")) as (model, contestants):
+    peers = ("vllm", "transformers")
+    with _contestants(setting, DType.BF16, peers, context_tokens=LONG_TOKENS + 64) as (model, contestants):
         rounds = Rounds()
         for repetition in range(setting.repetitions):
             prompt = random_tokens(model, LONG_TOKENS, seed=repetition)
@@ -56,17 +56,20 @@ def prefill(results: Results, setting: Setting) -> None:
 
 def decode(results: Results, setting: Setting) -> None:
     """Milliseconds per token at 8K in bf16, over the time to read weights and KV once."""
-    with _contestants(setting, DType.BF16, ("vllm", "transformers")) as (model, contestants):
+    # The steps of all rounds lie behind each other in one sequence.
+    context_tokens = LONG_TOKENS + 64 + WARM_STEPS + setting.repetitions * STEPS_PER_ROUND
+    peers = ("vllm", "transformers")
+    with _contestants(setting, DType.BF16, peers, context_tokens=context_tokens) as (model, contestants):
         prompt = random_tokens(model, LONG_TOKENS, seed=0)
         for contestant in contestants:
             setting.progress(f"decode 8K, {contestant.name} reads the prompt")
             contestant.start(prompt)
-            contestant.steps(2)
+            contestant.steps(WARM_STEPS)
         limit, rounds = ReadLimit(), Rounds()
         for repetition in range(setting.repetitions):
             bandwidth = limit.bytes_per_second()
             # Tokens in the cache at the middle of this round.
-            length = LONG_TOKENS + 2 + round((repetition + 0.5) * STEPS_PER_ROUND)
+            length = LONG_TOKENS + WARM_STEPS + round((repetition + 0.5) * STEPS_PER_ROUND)
             step_bytes = _weight_bytes(model) + length * _token_bytes(contestants)
             rounds.add("limit", step_bytes / bandwidth * 1e3)
             for contestant in turns(contestants, repetition):
@@ -100,7 +103,7 @@ def exact(results: Results, setting: Setting, *, named: NamedText | None) -> Non
 
 @contextlib.contextmanager
 def _contestants(
-    setting: Setting, dtype: DType, wanted: Sequence[str], *, context_tokens: int = CONTEXT_TOKENS
+    setting: Setting, dtype: DType, wanted: Sequence[str], *, context_tokens: int
 ) -> Iterator[tuple[LoadedModel, list[Contestant]]]:
     setting.progress(f"loading {setting.model} in {dtype}")
     model = load_reaching(setting.model, dtype=dtype, context_tokens=context_tokens)

@@ -17,6 +17,7 @@ from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
+from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.segment import Arrival, Phase, Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import ViewableStore
@@ -93,22 +94,21 @@ class Placer:
         """Take notice of everything that ended, and carry out what the policy decides."""
         self._table.poll()
         self.poll_cold()
-        while self._refused:
-            self._table.home.release(self._refused.pop())
         self._plan([])
 
     def poll_cold(self) -> None:
         """Take notice of moves and fetches of the cold store that ended. Drops nothing."""
         if self._cold is None:
             return
-        self._ended.extend(self._cold.poll())
-        # One by one: what is interrupted here leaves the others for the next call.
-        while self._ended:
-            completion = self._ended.popleft()
-            if isinstance(completion.move, Move):
-                self._end_copy(completion)
-            elif not self._end_fetch(completion):
-                self._end_arrival(completion)
+        with interrupts_deferred():
+            self._ended.extend(self._cold.poll())
+            # One by one: what raises here leaves the others for the next call.
+            while self._ended:
+                completion = self._ended.popleft()
+                if isinstance(completion.move, Move):
+                    self._end_copy(completion)
+                elif not self._end_fetch(completion):
+                    self._end_arrival(completion)
 
     def make_room(self, blocks: int, *, waits: bool) -> bool:
         """See `RoomMaker.make_room`."""
@@ -130,10 +130,11 @@ class Placer:
     def freeable_blocks(self) -> int:
         """See `RoomMaker.freeable_blocks`."""
         sealed = [segment for segment in self._table.sealed() if segment.home_L is not None]
+        leaving = self._table.leaving_blocks + self.refused_blocks
         if self._cold is not None and not self._cold.is_degraded:
-            return sum(segment.room_blocks for segment in sealed)
+            return leaving + sum(segment.room_blocks for segment in sealed)
         free_to_go = {segment.id for segment in sealed if segment.cold_L is not None} | set(self._evictable())
-        return sum(segment.room_blocks for segment in sealed if segment.id in free_to_go)
+        return leaving + sum(segment.room_blocks for segment in sealed if segment.id in free_to_go)
 
     def evict_all(self) -> int:
         """Give up every segment that nobody pins, in all tiers. Returns how many."""
@@ -162,6 +163,8 @@ class Placer:
 
     def _plan(self, events: Sequence[policy.Event]) -> None:
         """Tell the policy what happened, and do what it says, until it says nothing."""
+        while self._refused:
+            self._table.home.release(self._refused.pop())
         pending = [*self._take_events(), *events]
         while pending:
             self._state, plan = policy.step(self._state, [*self._rooms(), *pending], self._clock.now_ns())

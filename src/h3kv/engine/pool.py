@@ -138,12 +138,11 @@ class KvPool:
     @property
     def capacity_blocks(self) -> int:
         """Blocks of one sequence that all tiers hold together."""
-        if self._cold is None:
+        if self._cold is None or self._cold.is_degraded:
+            # What a degraded store holds can be read, but nothing more goes there.
             return self._home_blocks()
-        statistics = self._cold.statistics()
-        # What a degraded store holds can be read, but nothing more goes there.
-        cold_bytes = 0 if self._cold.is_degraded else statistics.capacity_bytes
-        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_bytes // self.layout.block_bytes
+        cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
+        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.

@@ -265,6 +265,11 @@ class SegmentTable:
         if segment.pins == 0:
             self._remove(segment)
 
+    @property
+    def leaving_blocks(self) -> int:
+        """Blocks of the home that come free when the copies of removed segments have ended."""
+        return sum(segment.room_blocks for segment in self._leaving.values())
+
     def end_leaving(self, segment: Segment) -> None:
         """The copy or arrival of a segment has ended: give its slots back if it was removed meanwhile."""
         if self._leaving.pop(segment.id, None) is not None:

@@ -19,6 +19,7 @@ from h3kv.core.limits import ATTEND_BATCH_PAGES
 from h3kv.core.ports import Clock, PersistentStore
 from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
 from h3kv.core.units import NS_PER_S
+from h3kv.engine.interrupts import interrupts_deferred
 
 
 class ViewableStore(Protocol):
@@ -143,20 +144,22 @@ class SlabStream:
         except BaseException:
             self.give_back(slabs[: len(addresses)])
             raise
-        for slab in slabs[len(addresses) : len(self._views) // 2]:
-            address = self._take_ready(slab)
-            if address is None:
-                break
-            addresses.append(address)
+        with interrupts_deferred():
+            for slab in slabs[len(addresses) : len(self._views) // 2]:
+                address = self._take_ready(slab)
+                if address is None:
+                    break
+                addresses.append(address)
         return addresses
 
     def give_back(self, slabs: Sequence[SlabKey]) -> None:
         """See `SlabSource.give_back`."""
-        for slab in slabs:
-            slot = self._taken.pop(slab, None)
-            if slot is not None:
-                self._free.append(slot)
-        self._fill()
+        with interrupts_deferred():
+            for slab in slabs:
+                slot = self._taken.pop(slab, None)
+                if slot is not None:
+                    self._free.append(slot)
+            self._fill()
 
     def end_fetch(self, completion: Completion) -> bool:
         """Take notice of a fetch that ended. Returns whether it was one of this stream's."""
@@ -198,7 +201,8 @@ class SlabStream:
     def _wait_for(self, slab: SlabKey) -> int:
         deadline_ns = self._clock.now_ns() + self._wait_ns
         while True:
-            address = self._try_take(slab)
+            with interrupts_deferred():
+                address = self._try_take(slab)
             if address is not None:
                 return address
             left_ns = deadline_ns - self._clock.now_ns()

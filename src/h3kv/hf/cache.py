@@ -96,6 +96,7 @@ class H3Cache(Cache):
             scale: of the scores.
 
         Raises:
+            TierClosedError: after `close`.
             RequestError: a layer out of order, another batch, or a mask that does not fit the past.
             TierFullError: the chunk does not fit the caps.
         """
@@ -170,6 +171,7 @@ class H3Cache(Cache):
 
     def _begin(self, real_BS: Tensor | None, *, batch: int, tokens: int) -> None:
         """Find out which of the next tokens are real."""
+        self._kv.check_open()
         if batch != self._kv.batch:
             if self.is_begun:
                 raise RequestError(f"{batch} rows for an H3Cache of {self._kv.batch}: call reset(), or make another")

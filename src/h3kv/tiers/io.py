@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from h3kv import _native
 from h3kv.core.errors import ConfigError, TierBrokenError, TierClosedError
-from h3kv.core.limits import DIRECT_IO_BYTES
 from h3kv.core.types import Tier
-from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.core.units import NS_PER_MS
 
 OP_DTYPE: Final = np.dtype(
     [
@@ -261,60 +260,3 @@ def direct_file(path: Path, flags: int) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:
             raise
     return os.open(path, flags | os.O_CLOEXEC, 0o600), False
-
-
-def read_bandwidth(
-    engine: IoEngine,
-    *,
-    file: int,
-    size_bytes: int,
-    buffer: tuple[int, int],
-    seconds: float = 1.0,
-    io_bytes: int = 4 << 20,
-) -> float:
-    """Bytes per second of random reads, as many at a time as the engine's depth and the buffer allow.
-
-    With a buffer for twice the depth or more, the caller's turns hide behind the reads in flight.
-
-    Args:
-        engine: nothing else is in flight.
-        file: index of the file in the engine.
-        size_bytes: of the file; reads lie at multiples of `io_bytes` in it.
-        buffer: (address, bytes) of memory that is overwritten: room for at least one read.
-        seconds: how long to read.
-        io_bytes: of one read.
-
-    Raises:
-        TierBrokenError: a read failed.
-    """
-    places, rooms = size_bytes // io_bytes, buffer[1] // io_bytes
-    assert places > 0 and rooms > 0 and io_bytes % DIRECT_IO_BYTES == 0
-    chance = np.random.default_rng(places)
-    ops_N = np.zeros(rooms, dtype=OP_DTYPE)
-    ops_N["tag"] = np.arange(rooms)
-    ops_N["address"] = buffer[0] + ops_N["tag"] * np.uint64(io_bytes)
-    ops_N["size"], ops_N["file"], ops_N["kind"] = io_bytes, file, READ
-
-    def start(rooms_N: NDArray[np.uint64]) -> None:
-        batch_N = ops_N[rooms_N]
-        batch_N["offset"] = chance.integers(0, places, rooms_N.size, dtype=np.uint64) * np.uint64(io_bytes)
-        engine.submit(batch_N)
-
-    def finished() -> NDArray[np.void]:
-        results_N = engine.poll()
-        failed_N = results_N[results_N["status"] != OK]
-        if failed_N.size:
-            raise TierBrokenError(f"measuring the read bandwidth: {describe(failed_N[0])}", tier=Tier.NVME)
-        return results_N
-
-    begin_ns = time.perf_counter_ns()
-    start(ops_N["tag"])
-    done = 0
-    while time.perf_counter_ns() - begin_ns < seconds * NS_PER_S:
-        engine.wait(NS_PER_S, results=max(1, rooms // 4))
-        results_N = finished()
-        done += results_N.size
-        start(results_N["tag"])
-    engine.wait(DEADLINE_MS * NS_PER_MS, results=rooms)
-    done += finished().size
-    return done * io_bytes * NS_PER_S / (time.perf_counter_ns() - begin_ns)

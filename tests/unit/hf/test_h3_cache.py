@@ -300,6 +300,14 @@ def test_a_closed_cache_says_so(model: Any) -> None:
         logits_of(model, cache, ids_of(9))
 
 
+def test_a_closed_cache_that_held_tokens_says_so_too(model: Any) -> None:
+    cache = H3Cache(model.config, device_bytes="16MiB")
+    logits_of(model, cache, ids_of(9))
+    cache.close()
+    with pytest.raises(TierClosedError, match="create another"):
+        logits_of(model, cache, ids_of(3))
+
+
 def test_registering_again_changes_nothing(model: Any, cache: H3Cache) -> None:
     register()
     torch.testing.assert_close(logits_of(model, cache, ids_of(5)), plain_logits(ids_of(5))[0], atol=1e-4, rtol=0)

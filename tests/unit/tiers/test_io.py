@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from h3kv import _native
-from h3kv.core.errors import ConfigError, TierBrokenError, TierClosedError
+from h3kv.core.errors import ConfigError, TierClosedError
 from h3kv.testing.io_file import WAIT_NS, IoFile, run
 from h3kv.tiers.io import (
     CANCELLED,
@@ -26,7 +26,6 @@ from h3kv.tiers.io import (
     IoEngine,
     describe,
     direct_file,
-    read_bandwidth,
 )
 
 SIZE = 1 << 20
@@ -266,11 +265,3 @@ def test_direct_files_read_past_the_page_cache_where_the_file_system_allows(tmp_
     os.close(descriptor)
     with pytest.raises(FileNotFoundError):
         direct_file(tmp_path / "missing", os.O_RDONLY)
-
-
-def test_read_bandwidth_is_measured_and_failures_are_named(file: IoFile, engine: IoEngine) -> None:
-    place = (file.address + SIZE, SIZE)
-    assert read_bandwidth(engine, file=0, size_bytes=SIZE, buffer=place, seconds=0.02, io_bytes=64 << 10) > 0
-    assert engine.statistics().in_flight == 0
-    with pytest.raises(TierBrokenError, match="ends too early"):
-        read_bandwidth(engine, file=0, size_bytes=1 << 40, buffer=place, seconds=0.02, io_bytes=64 << 10)

@@ -18,6 +18,7 @@ from typing import Final
 
 from h3kv.core.errors import TierBrokenError
 from h3kv.core.types import Tier
+from h3kv.core.units import NS_PER_MS
 from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
@@ -32,7 +33,7 @@ from h3kv.tiers.io import FLUSH, WRITE
 _BLANK_BYTES: Final = 1 << 20
 """Of one write of zeros."""
 
-_STEP_NS: Final = 100_000_000
+_STEP_NS: Final = 100 * NS_PER_MS
 """How long one look at the device takes at most. The engine's own deadline bounds the whole."""
 
 BATCH_BYTES_MAX: Final = 256 << 20
@@ -45,8 +46,8 @@ class _Undo:
 
     block: int
     """First block of its extent."""
-    slots: int
-    """Header slots that are blanked from there on."""
+    cells: int
+    """Header cells that are blanked from there on."""
     blocks: int
     """From there on, whose data may belong to it."""
 
@@ -83,7 +84,7 @@ class Commits:
         self._undo_is_urgent = False
         self._batch: _Batch | None = None
         self._steps: Generator[list[Request], None, None] | None = None
-        self._generation = volume.superblock.epoch << 32
+        self._serial = volume.superblock.epoch << 32
         self.broken: TierBrokenError | None = None
         """Why nothing more is written."""
         self.written_bytes = 0
@@ -102,19 +103,19 @@ class Commits:
         """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
         if extent.is_on_disk and self.broken is None:
             extent.is_on_disk = False
-            self.undo_header(extent.block, slots=extent.blocks, blocks=extent.blocks)
+            self.undo_header(extent.block, cells=extent.blocks, blocks=extent.blocks)
             self._undo_is_urgent |= urgent
 
-    def undo_header(self, block: int, *, slots: int, blocks: int) -> None:
+    def undo_header(self, block: int, *, cells: int, blocks: int) -> None:
         """Have the header at a block taken from the disk with the next batch.
 
         Args:
             block: the first of its extent.
-            slots: that it takes in the header table. All of them are blanked, so that in an area each slot is zero, or
+            cells: that it takes in the header table. All of them are blanked, so that in an area each cell is zero, or
                 a part of a whole header, or damaged.
             blocks: whose data may belong to it.
         """
-        self._undo.append(_Undo(block, slots, blocks))
+        self._undo.append(_Undo(block, cells, blocks))
 
     def finish_undoing(self) -> None:
         """Take off the disk what waits for that, and wait for it. Does nothing while segments are being written."""
@@ -249,15 +250,15 @@ class Commits:
         return int(extent.crcs_P.ctypes.data) + 4 * layer * extent.blocks * self._geometry.mark.kv_heads
 
     def _header_write(self, extent: Extent) -> Request:
-        self._generation += 1
+        self._serial += 1
         extent.is_on_disk = True
         header = ExtentHeader(
-            self._fingerprint, self._generation, extent.blocks, extent.pages, extent.label, extent.crcs_P
+            self._fingerprint, self._serial, extent.blocks, extent.pages, extent.label, extent.crcs_P
         )
         return write_of(self._header_offset(extent.block), pack_header(header, self._geometry))
 
     def _undo_write(self, undo: _Undo) -> Request:
-        return write_of(self._header_offset(undo.block), bytes(undo.slots * self._geometry.header_bytes))
+        return write_of(self._header_offset(undo.block), bytes(undo.cells * self._geometry.header_bytes))
 
     def _header_offset(self, block: int) -> int:
         area, block = divmod(block, self._geometry.blocks)
@@ -279,9 +280,9 @@ class Commits:
         ]
 
     def _claim_write(self, area: int) -> Request:
-        self._generation += 1
+        self._serial += 1
         epoch = self._volume.superblock.epoch
-        entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._generation, used=epoch)
+        entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._serial, used=epoch)
         return self._volume.area_write(area, entry)
 
 

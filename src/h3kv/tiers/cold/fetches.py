@@ -35,7 +35,7 @@ class Fetches:
         self._started = 0
         self._ended: list[_Pending] = []
         self.read_bytes = 0
-        """In total."""
+        """In total, by reads that brought what was written."""
 
     @property
     def has_ended(self) -> bool:
@@ -80,7 +80,8 @@ class Fetches:
     def _end(self, pending: _Pending, outcome: Outcome, size: int) -> None:
         if not outcome.is_good:
             pending.fault = outcome
-        elif pending.copy is not None:
-            pending.fetch.target.cast("B")[:size] = pending.copy[:size]
-        self.read_bytes += size
+        else:
+            self.read_bytes += size
+            if pending.copy is not None:
+                pending.fetch.target.cast("B")[:size] = pending.copy[:size]
         self._ended.append(pending)

@@ -9,10 +9,10 @@
     area     0                                   blocks x header_bytes
              +--------+--------+--------+-------+-----------------------------------+----+
              | header | header | header |  ...  | block 0 | block 1 | block 2 | ...  |    |
-             | slot 0 | slot 1 | slot 2 |       | all layers of it  |                |    |
+             | cell 0 | cell 1 | cell 2 |       | all layers of it  |                |    |
              +--------+--------+--------+-------+-----------------------------------+----+
 
-An extent of n blocks at block b owns header slots b..b+n-1 and the data of blocks b..b+n-1; in there its slabs follow
+An extent of n blocks at block b owns header cells b..b+n-1 and the data of blocks b..b+n-1; in there its slabs follow
 each other, `[layer][kv_head][block]`, so that one slab is one contiguous read.
 """
 
@@ -118,7 +118,7 @@ class AreaGeometry:
 
     @property
     def header_bytes(self) -> int:
-        """Of one header slot. An extent of n blocks has n of them: fixed fields once, n blocks' checksums."""
+        """Of one header cell. An extent of n blocks has n of them: fixed fields once, n blocks' checksums."""
         return _round_up(EXTENT_FIXED_BYTES + 4 * self.pages_per_block, SECTOR_BYTES)
 
     @property
@@ -138,11 +138,11 @@ class AreaGeometry:
 
     @property
     def table_bytes(self) -> int:
-        """Of the header slots together; the data begins there."""
+        """Of the header cells together; the data begins there."""
         return self.blocks * self.header_bytes
 
     def header_offset(self, block: int) -> int:
-        """Of a block's header slot, from the area's start."""
+        """Of a block's header cell, from the area's start."""
         return block * self.header_bytes
 
     def slab_offset(self, block: int, layer: int, *, blocks: int) -> int:

@@ -2,17 +2,17 @@
 
     offset  0       8      12      16     20     24       56          64       96
             +-------+------+-------+------+------+--------+-----------+--------+
-            | magic | vers.| bytes | crc  | room | finger-| generation| parent |
+            | magic | vers.| bytes | crc  | room | finger-| serial    | parent |
             |       |      |       |      |      | print  |           | key    |
             +-------+------+-------+------+------+--------+-----------+--------+
             96      104        108      112    116    120       124    128           512 more        1024
             +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
-            | enco- | layout   | blocks | pages| la-  | KV      | page | keys of up  |     | crc32c  |
-            | ding  | version  | in use |      | yers | heads   | bytes| to 16 blocks|zeros| by page |
+            | enco- | layout   | count  | pages| la-  | KV      | page | keys of up  |     | crc32c  |
+            | ding  | version  | of keys|      | yers | heads   | bytes| to 16 blocks|zeros| by page |
             +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
 
 `pages` is how many pages of each slab were written, from its start. The checksums are in the order of the pages,
-`[layer][kv_head][block]`. The header's own crc32c covers all of its slots with its own field zero. A header without
+`[layer][kv_head][block]`. The header's own crc32c covers all of its cells with its own field zero. A header without
 keys belongs to a segment that has no name: it ends with the process.
 """
 
@@ -44,7 +44,7 @@ class ExtentHeader:
     """One extent as its header tells it."""
 
     fingerprint: bytes
-    generation: int
+    serial: int
     """Store-wide and increasing: the newer of two extents has the higher one."""
     room_blocks: int
     pages: int
@@ -55,7 +55,7 @@ class ExtentHeader:
 
 
 def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
-    """The bytes of all of an extent's header slots."""
+    """The bytes of all of an extent's header cells."""
     size = header.room_blocks * geometry.header_bytes
     keys = () if header.label is None else header.label.keys
     parent = bytes(KEY_BYTES) if header.label is None else header.label.parent
@@ -69,7 +69,7 @@ def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
         0,
         header.room_blocks,
         header.fingerprint,
-        header.generation,
+        header.serial,
         parent,
         *geometry.mark[:2],
         len(keys),
@@ -98,12 +98,12 @@ def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
     """The header at the start of `packed`; None where there is none, or one that is damaged or of another layout.
 
     Args:
-        packed: the header slots of the table from the extent's first one on; more than its own do no harm.
+        packed: the header cells of the table from the extent's first one on; more than its own do no harm.
         geometry: of the area that it was read from.
     """
     if whole_bytes(packed) is None:
         return None
-    _, _, size, _, room, fingerprint, generation, parent, *rest = _FIXED.unpack_from(packed)
+    _, _, size, _, room, fingerprint, serial, parent, *rest = _FIXED.unpack_from(packed)
     encoding, layout_version, keys, pages, layers, kv_heads, page_bytes = rest
     if (encoding, layout_version, layers, kv_heads, page_bytes) != geometry.mark:
         return None
@@ -116,4 +116,4 @@ def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
     )
     crcs = np.frombuffer(packed, dtype="<u4", count=room * geometry.pages_per_block, offset=EXTENT_FIXED_BYTES)
     label = SegmentLabel(names, BlockKey(parent)) if names else None
-    return ExtentHeader(fingerprint, generation, room, pages, label, crcs.astype(np.uint32))
+    return ExtentHeader(fingerprint, serial, room, pages, label, crcs.astype(np.uint32))

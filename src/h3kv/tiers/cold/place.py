@@ -106,8 +106,8 @@ def open_place(path: Path) -> OpenPlace:
 def new_file(path: Path, size_bytes: int) -> Iterator[OpenPlace]:
     """A new, locked, preallocated file under a temporary name, to be made a store in the block.
 
-    When the block ends the file gets its name; after an error nothing of it stays. Before it has its name nobody takes it
-    for a store: a crash leaves a draft, which the next start replaces, and never half a store.
+    When the block ends the file gets its name; after an error nothing of it stays. Before it has its name nobody takes
+    it for a store: a crash leaves a draft, which the next start replaces, and never half a store.
 
     Raises:
         StoreError: the parent folder is missing or read-only, or there is no space.

@@ -37,7 +37,7 @@ class AreaScan:
     stale: list[FoundExtent]
     """Whole headers that mean nothing: of segments without a name, or from before the area was claimed."""
     damaged: list[range]
-    """Blocks whose header slots hold something that is no whole header, nor a part of one: of each header one range."""
+    """Blocks whose header cells hold something that is no whole header, nor a part of one: of each header one range."""
 
 
 def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
@@ -49,11 +49,11 @@ def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
     entry = volume.areas[area]
     assert entry is not None and entry.mark == geometry.mark
     table = b"".join(volume.read_all(volume.geometry.area_offset(area), geometry.table_bytes))
-    slots = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
+    cells = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
     found: list[FoundExtent] = []
     damaged: list[range] = []
     end = 0
-    for block in np.flatnonzero(slots.any(axis=1)).tolist():
+    for block in np.flatnonzero(cells.any(axis=1)).tolist():
         if block < end:  # the header before goes on here
             continue
         start = block * geometry.header_bytes
@@ -71,7 +71,7 @@ def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
 
 
 def _add_damaged(damaged: list[range], block: int, *, is_start: bool) -> None:
-    """Note a damaged slot. Next to another it belongs to the same header, unless it begins like one of its own."""
+    """Note a damaged cell. Next to another it belongs to the same header, unless it begins like one of its own."""
     if damaged and damaged[-1].stop == block and len(damaged[-1]) < SEGMENT_BLOCKS_MAX and not is_start:
         damaged[-1] = range(damaged[-1].start, block + 1)
     else:
@@ -83,14 +83,14 @@ def _is_kept(header: ExtentHeader, entry: AreaEntry) -> bool:
 
     One from before the area was claimed is another model's, or this one's from before that one took it.
     """
-    return header.label is not None and header.fingerprint == entry.fingerprint and header.generation >= entry.claimed
+    return header.label is not None and header.fingerprint == entry.fingerprint and header.serial >= entry.claimed
 
 
 def without_overlaps(found: Iterable[FoundExtent]) -> list[FoundExtent]:
     """Of extents that share a block, the newest; oldest first."""
     taken: set[int] = set()
     kept = []
-    for extent in sorted(found, key=lambda extent: extent.header.generation, reverse=True):
+    for extent in sorted(found, key=lambda extent: extent.header.serial, reverse=True):
         blocks = range(extent.block, extent.block + extent.header.room_blocks)
         if taken.isdisjoint(blocks):
             taken.update(blocks)

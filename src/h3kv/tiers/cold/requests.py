@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 
+from h3kv.core.units import NS_PER_S
 from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.seam import Engine
 from h3kv.tiers.io import OK, OP_DTYPE, WRITE, describe
 
-_WAIT_NS: Final = 1_000_000_000
+_WAIT_NS: Final = NS_PER_S
 """How long `run` waits before it looks again. The engine's own deadline bounds the whole."""
 
 

@@ -264,13 +264,13 @@ class ColdStore:
             self._room.restore(area, [(extent.block, extent.header.room_blocks) for extent in scan.kept])
             found += [(first + extent.block, extent.header) for extent in scan.kept]
             for blocks in scan.damaged:
-                self._commits.undo_header(first + blocks.start, slots=len(blocks), blocks=SEGMENT_BLOCKS_MAX)
+                self._commits.undo_header(first + blocks.start, cells=len(blocks), blocks=SEGMENT_BLOCKS_MAX)
             for extent in scan.stale:
                 room = extent.header.room_blocks
-                self._commits.undo_header(first + extent.block, slots=room, blocks=room)
+                self._commits.undo_header(first + extent.block, cells=room, blocks=room)
             self._meter.count_corrupt(len(scan.damaged))
         newest: dict[tuple[bytes, ...], Extent] = {}
-        for block, header in sorted(found, key=lambda pair: pair[1].generation):
+        for block, header in sorted(found, key=lambda pair: pair[1].serial):
             kept = self._segments.extents.open(block, header.room_blocks)
             kept.phase, kept.is_on_disk = Phase.VISIBLE, True
             kept.label, kept.pages = header.label, header.pages

@@ -22,7 +22,7 @@ class Superblock:
     """16 random bytes of the day it was made."""
     geometry: VolumeGeometry
     epoch: int
-    """How often the store was opened: the high half of every generation."""
+    """How often the store was opened: the high half of every serial."""
 
     def write(self, sequence: int) -> Request:
         """The write of this superblock under a number."""
@@ -49,7 +49,7 @@ class AreaEntry:
     fingerprint: bytes
     mark: LayoutMark
     claimed: int
-    """Generation at which this model took the area. Headers of an older one are left from the owner before."""
+    """Serial at which this model took the area. Headers of an older one are left from the owner before."""
     used: int
     """Epoch in which its model last opened the store."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -25,12 +28,13 @@ from h3kv.testing.cold_segments import (
     restore,
     write_segments,
 )
+from h3kv.testing.faulty_files import CrashError, FaultPlan, FaultyFiles
 from h3kv.tiers.cold.format import format_store
 from h3kv.tiers.cold.geometry import EXTENT_FIXED_BYTES, MIB, TABLE_OFFSET, VolumeGeometry, capacity_for
 from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.signatures import find_signature
 from h3kv.tiers.cold.verify import verify_store
-from h3kv.tiers.io import IoEngine
+from h3kv.tiers.io import FLUSH, WRITE, IoEngine
 
 DEVICE_BYTES = 24 * MIB
 
@@ -253,10 +257,10 @@ def test_damaged_entry_of_an_area_is_damage_and_is_counted_at_start(tmp_path: Pa
     assert report.damage == (), "both copies were written anew"
 
 
-def test_headers_of_several_slots_leave_nothing_behind_when_they_are_given_back(tmp_path: Path) -> None:
+def test_headers_of_several_cells_leave_nothing_behind_when_they_are_given_back(tmp_path: Path) -> None:
     slab = SlabLayout(page=LAYOUT.slab.page, kv_heads=8)
     layout = CacheLayout(slab=slab, layers=8)
-    assert EXTENT_FIXED_BYTES + 16 * 8 * 8 * 4 > SECTOR_BYTES, "checksums of 16 blocks take more than one slot"
+    assert EXTENT_FIXED_BYTES + 16 * 8 * 8 * 4 > SECTOR_BYTES, "checksums of 16 blocks take more than one cell"
     capacity = capacity_for(layout, units=2)
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity, layout=layout)) as store:
         handles = write_segments(store, [(1, 16), (2, 16)], layout=layout)
@@ -268,6 +272,63 @@ def test_headers_of_several_slots_leave_nothing_behind_when_they_are_given_back(
     overwrite(place, place.read_bytes().rindex(b"H3EXTENT"), b"?")
     (report,) = verify_store(tmp_path, engine)
     assert (report.segments, report.damage) == (1, ("the header at block 16: not as it was written",))
+
+
+@pytest.mark.parametrize("capacity", [20 * MIB, 10 * MIB, 30 * MIB])
+@pytest.mark.parametrize("mode", ["error", "torn", "crash"])
+def test_store_whose_formatting_broke_off_can_be_formatted_again(
+    tmp_path: Path, capacity: int, mode: Literal["error", "torn", "crash"]
+) -> None:
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make(folder, capacity=20 * MIB)
+        plan = FaultPlan(number, mode, kinds=frozenset({WRITE, FLUSH}))
+        with contextlib.suppress(StoreError, CrashError):
+            format_store(
+                folder,
+                functools.partial(FaultyFiles, plan=plan),
+                capacity_bytes=capacity,
+                area_bytes=None,
+                yes="20MiB",
+            )
+        size = (folder / "store.h3").stat().st_size
+        make(folder, capacity=20 * MIB, yes=format_size(size))
+        with contextlib.closing(open_store(folder, capacity_bytes=20 * MIB)) as store:
+            write_segments(store, [(1, 16)])
+        shutil.rmtree(folder)
+        if plan.done < number:
+            return
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_file_that_could_not_be_made_a_store_leaves_nothing_behind(tmp_path: Path, is_there: bool) -> None:
+    place = tmp_path / "store"
+    if is_there:
+        place.touch()
+    modes: tuple[Literal["error"], Literal["crash"]] = ("error", "crash")
+    for mode in modes:
+        plan = FaultPlan(2, mode, kinds=frozenset({WRITE}))
+        with pytest.raises((StoreError, CrashError)):
+            format_store(
+                place,
+                functools.partial(FaultyFiles, plan=plan),
+                capacity_bytes=20 * MIB,
+                area_bytes=None,
+                yes=None,
+            )
+        assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == ([("store", 0)] if is_there else [])
+    make(place, capacity=20 * MIB)
+
+
+def test_file_that_another_process_makes_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    def make_engine_and_a_rival(files: Sequence[int]) -> IoEngine:
+        (tmp_path / "store.h3").write_bytes(b"another's")
+        return engine(files)
+
+    with pytest.raises(StoreBusyError):
+        format_store(tmp_path, make_engine_and_a_rival, capacity_bytes=20 * MIB, area_bytes=None, yes=None)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("store.h3", b"another's")]
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:

@@ -28,9 +28,9 @@ def test_header_comes_back_as_it_was(geometry: AreaGeometry, room: int, keys: in
     found = unpack_header(packed + b"rest", geometry)
     assert found is not None
     assert found.label == written.label
-    assert (found.fingerprint, found.generation, found.room_blocks, found.pages) == (
+    assert (found.fingerprint, found.serial, found.room_blocks, found.pages) == (
         written.fingerprint,
-        written.generation,
+        written.serial,
         written.room_blocks,
         written.pages,
     )

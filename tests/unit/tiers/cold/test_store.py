@@ -154,6 +154,7 @@ def test_flipped_byte_is_noticed_counted_and_gone_for_good(tmp_path: Path) -> No
         assert errors[0] is None
         assert isinstance(errors[1], SlabCorruptError)
         assert telemetry.value(names.CORRUPT_SLABS, tier="nvme") == 1
+        assert telemetry.value(names.READ_BYTES, tier="nvme") == LAYOUT.slab.size_bytes(4), "of the slab that came back"
         assert store.lookup(SlabKey(damaged.segment, 0)) is None
         target = memoryview(bytearray(4096 * 2))
         store.submit([Fetch(SlabKey(damaged.segment, 0), damaged.handles_L[0], target)])

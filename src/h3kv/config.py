@@ -57,7 +57,7 @@ def _cap_text(value: int | TokenCount | Literal["auto"] | None) -> str | None:
 
 def _count(value: object) -> object:
     """YAML's true is no 1."""
-    if isinstance(value, bool):
+    if type(value) is bool:
         raise ValueError("a whole number")
     return value
 

@@ -12,7 +12,7 @@ import pytest
 from h3kv.bench import exact, long_decode, memory, no_reuse, reuse
 from h3kv.bench.results import Results
 from h3kv.bench.texts import read_text
-from h3kv.bench.tiered import Caps, TieredSetting, load_reaching, open_tiered, random_tokens, store_folder
+from h3kv.bench.tiered import TieredSetting, TokenCaps, load_reaching, open_tiered, random_tokens, store_folder
 from h3kv.core.errors import ConfigError
 from h3kv.core.types import DType, Tier
 from h3kv.telemetry import names
@@ -20,7 +20,7 @@ from h3kv.testing.engines import one_thread
 from h3kv.testing.tiny_models import write_tiny_model
 
 TEXT = Path(__file__).parents[2] / "examples/demo/document.txt"
-CAPS = Caps(device_tokens=512, window_tokens=64, host_tokens=1536, chunk_tokens=320)
+CAPS = TokenCaps(device_tokens=512, window_tokens=64, host_tokens=1536, chunk_tokens=320)
 """HOST holds two staging slots, an open segment, and little else."""
 
 
@@ -75,7 +75,7 @@ def test_memory_stays_under_its_caps(setting: TieredSetting) -> None:
 @pytest.mark.slow
 def test_a_second_process_finds_the_prefix_of_the_first(setting: TieredSetting) -> None:
     results = Results()
-    reuse.run(results, setting, reuse.Sizes(4096, Caps(512, 64, 6144, 320)))
+    reuse.run(results, setting, reuse.Sizes(4096, TokenCaps(512, 64, 6144, 320)))
     figures = {"prefill_s", "ttft_s", "limit_s", "disk_gb_per_s", "ttft_over_limit", "ttft_speedup"}
     assert set(results.metrics) == {f"reuse.4k.{figure}" for figure in figures}
     assert all(value > 0 for value in results.metrics.values())

@@ -1,11 +1,10 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.integration.h3_run import fields, invoke, written
+from typer.testing import Result
 
-from h3kv.cli.app import app
 from h3kv.testing.tiny_models import write_tiny_model
 
 DOCUMENT = "The lighthouse was built by Mathilda Voss. " * 8
@@ -31,22 +30,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
-    file = tmp_path / "document.txt"
-    file.write_text(DOCUMENT, encoding="utf-8")
-    return file
+    return written(tmp_path, DOCUMENT)
 
 
 def run(model: Path, document: Path, *flags: str, questions: tuple[str, ...] = (QUESTION,)) -> Result:
     asked = [word for question in questions for word in ("--question", question)]
-    common = ["--max-new-tokens", "8", "--kv-cap", "64MiB"]
-    return CliRunner().invoke(app, ["run", "--model", str(model), "--document", str(document), *asked, *common, *flags])
+    return invoke(model, document, *asked, "--kv-cap", "64MiB", *flags)
 
 
 def run_json(model: Path, document: Path, *flags: str, questions: tuple[str, ...] = (QUESTION,)) -> dict[str, Any]:
-    result = run(model, document, "--json", *flags, questions=questions)
-    assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return fields(run(model, document, "--json", *flags, questions=questions))
 
 
 def test_json_has_the_stable_keys_and_consistent_numbers(model: Path, document: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.h3_run import fields, invoke, written
 from typer.testing import CliRunner, Result
 
 from h3kv.cli.app import app
@@ -32,9 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
-    file = tmp_path / "document.txt"
-    file.write_text(DOCUMENT, encoding="utf-8")
-    return file
+    return written(tmp_path, DOCUMENT)
 
 
 @pytest.fixture
@@ -48,15 +47,11 @@ def store(tmp_path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def run(model: Path, document: Path, *flags: str) -> Result:
-    common = ["--question", QUESTION, "--max-new-tokens", "8", "--dtype", "fp32"]
-    return CliRunner().invoke(app, ["run", "--model", str(model), "--document", str(document), *common, *flags])
+    return invoke(model, document, "--question", QUESTION, "--dtype", "fp32", *flags)
 
 
 def run_json(model: Path, document: Path, *flags: str) -> dict[str, Any]:
-    result = run(model, document, "--json", *flags)
-    assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return fields(run(model, document, "--json", *flags))
 
 
 def refusal(result: Result) -> str:

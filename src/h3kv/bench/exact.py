@@ -13,8 +13,8 @@ from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of, window_loss
 from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import (
-    Caps,
     TieredSetting,
+    TokenCaps,
     label,
     load_reaching,
     open_resident,
@@ -40,15 +40,17 @@ class Sizes:
     window_tokens: int
     """Of each scored window: as many tokens are scored as are read."""
     windows: int
-    caps: Caps
+    caps: TokenCaps
     """Counted in tokens of fp32: the same numbers of tokens in bf16 are half the bytes, which would not hold half of
     this KV."""
 
 
 FULL: Final = Sizes(
-    8192, 256, 8192, 2, Caps(device_tokens=2048, window_tokens=1024, host_tokens=2048, chunk_tokens=896)
+    8192, 256, 8192, 2, TokenCaps(device_tokens=2048, window_tokens=1024, host_tokens=2048, chunk_tokens=896)
 )
-QUICK: Final = Sizes(3072, 16, 3072, 1, Caps(device_tokens=1024, window_tokens=512, host_tokens=2048, chunk_tokens=448))
+QUICK: Final = Sizes(
+    3072, 16, 3072, 1, TokenCaps(device_tokens=1024, window_tokens=512, host_tokens=2048, chunk_tokens=448)
+)
 
 
 def run(results: Results, setting: TieredSetting, sizes: Sizes, *, named: NamedText) -> None:

@@ -21,8 +21,8 @@ from h3kv.bench.measure import Rounds, turns
 from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of
 from h3kv.bench.tiered import (
-    Caps,
     TieredSetting,
+    TokenCaps,
     label,
     load_reaching,
     open_resident,
@@ -51,10 +51,10 @@ class Sizes:
     context_tokens: int
     steps: int
     """Of each contestant in each repetition."""
-    caps: Caps
+    caps: TokenCaps
 
 
-CAPS: Final = Caps(device_tokens=2048, window_tokens=1024, host_tokens=4096, chunk_tokens=896)
+CAPS: Final = TokenCaps(device_tokens=2048, window_tokens=1024, host_tokens=4096, chunk_tokens=896)
 FULL: Final = Sizes(32_768, 6, CAPS)
 QUICK: Final = Sizes(8192, 3, CAPS)
 

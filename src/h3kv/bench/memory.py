@@ -10,8 +10,8 @@ from typing import Final
 from h3kv.bench.child import in_child, tell
 from h3kv.bench.results import Results
 from h3kv.bench.tiered import (
-    Caps,
     TieredSetting,
+    TokenCaps,
     kv_bytes,
     label,
     load_reaching,
@@ -36,10 +36,10 @@ class Sizes:
 
     short_tokens: int
     long_tokens: int
-    caps: Caps
+    caps: TokenCaps
 
 
-CAPS: Final = Caps(device_tokens=2048, window_tokens=1024, host_tokens=4096, chunk_tokens=896)
+CAPS: Final = TokenCaps(device_tokens=2048, window_tokens=1024, host_tokens=4096, chunk_tokens=896)
 FULL: Final = Sizes(8192, 32_768, CAPS)
 QUICK: Final = Sizes(4096, 6144, dataclasses.replace(CAPS, host_tokens=2048))
 
@@ -53,7 +53,7 @@ class Job:
     context_tokens: int
     reach_tokens: int
     """Of the model: the same for both contexts."""
-    caps: Caps
+    caps: TokenCaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def measure(job: Job) -> Peak:
         return Peak(over_cap, peak_rss_bytes())
 
 
-def held_over_caps(node: Node, caps: Caps) -> float:
+def held_over_caps(node: Node, caps: TokenCaps) -> float:
     """Main memory behind the KV of device and HOST, whatever it is used for, over the caps as they were asked for.
 
     The tables in front of HOST's slots are counted: what the caps bound is what the system lacks.

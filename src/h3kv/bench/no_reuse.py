@@ -12,8 +12,8 @@ from h3kv.bench.disk import DiskLimit
 from h3kv.bench.measure import Rounds, turns
 from h3kv.bench.results import Results
 from h3kv.bench.tiered import (
-    Caps,
     TieredSetting,
+    TokenCaps,
     load_reaching,
     open_resident,
     open_tiered,
@@ -39,10 +39,10 @@ class Sizes:
     prompts: int
     prompt_tokens: int
     answer_tokens: int
-    caps: Caps
+    caps: TokenCaps
 
 
-FULL: Final = Sizes(4, 2048, 16, Caps(device_tokens=4096, window_tokens=1024, host_tokens=2048, chunk_tokens=1024))
+FULL: Final = Sizes(4, 2048, 16, TokenCaps(device_tokens=4096, window_tokens=1024, host_tokens=2048, chunk_tokens=1024))
 QUICK: Final = Sizes(2, 2048, 16, FULL.caps)
 
 

@@ -13,8 +13,8 @@ from h3kv.bench.disk import DiskLimit
 from h3kv.bench.measure import Rounds
 from h3kv.bench.results import Results
 from h3kv.bench.tiered import (
-    Caps,
     TieredSetting,
+    TokenCaps,
     kv_bytes,
     kv_layout,
     label,
@@ -44,10 +44,10 @@ class Sizes:
     """How long the prefix is. HOST holds all of it, but is empty at the start."""
 
     prefix_tokens: int
-    caps: Caps
+    caps: TokenCaps
 
 
-FULL: Final = Sizes(8192, Caps(device_tokens=2048, window_tokens=1024, host_tokens=16_384, chunk_tokens=896))
+FULL: Final = Sizes(8192, TokenCaps(device_tokens=2048, window_tokens=1024, host_tokens=16_384, chunk_tokens=896))
 QUICK: Final = Sizes(2048, FULL.caps)
 
 

@@ -18,7 +18,7 @@ DEFAULTS: Final = (
     ("wikitext2", ROOT / "../shared/data/wikitext-2/valid.txt"),
     ("demo", ROOT / "examples/demo/document_long.txt"),
 )
-"""Names and places; the first that is there is taken."""
+"""Names and files; the first that is there is taken."""
 
 
 @dataclass(frozen=True, slots=True)

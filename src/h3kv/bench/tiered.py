@@ -33,7 +33,7 @@ STORE_SLACK_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class TokenCaps:
     """What each tier holds, in tokens of the element type that runs: the same share of a context in bf16 and fp32."""
 
     device_tokens: int
@@ -70,7 +70,7 @@ def open_resident(model: LoadedModel, *, context_tokens: int, chunk_tokens: int)
     return Node.open(model, store=DeviceStoreConfig(capacity_bytes), engine=EngineConfig(chunk_tokens))
 
 
-def open_tiered(model: LoadedModel, caps: Caps, *, store: Path | None, store_tokens: int = 0) -> Node:
+def open_tiered(model: LoadedModel, caps: TokenCaps, *, store: Path | None, store_tokens: int = 0) -> Node:
     """A node with tiering on.
 
     Args:

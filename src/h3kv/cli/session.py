@@ -24,6 +24,7 @@ from h3kv.core.types import DType
 from h3kv.core.units import describe_size
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
+from h3kv.engine.tiers import open_cold_volume
 from h3kv.machine import detect
 from h3kv.models.config import ModelConfig
 from h3kv.models.gguf_file import GgufFile
@@ -32,7 +33,6 @@ from h3kv.models.loader import LoadedModel, load_model, resolve_source
 from h3kv.models.rope import RopeKind, RopeScaling
 from h3kv.models.safetensors_loader import config_from_folder
 from h3kv.node import Node, cache_layout
-from h3kv.tiers.cold.volume import open_volume
 from h3kv.tiers.io import IoEngine
 
 FACTOR_STEPS: Final = 100
@@ -179,12 +179,7 @@ def check_store(settings: Settings, layout: CacheLayout) -> None:
     """
     place = cold_place(settings, layout)
     if place is not None:
-        open_volume(
-            place.path,
-            lambda files: IoEngine.open(files, depth=1, backend=place.backend),
-            capacity_bytes=place.config.capacity_bytes,
-            layout=layout,
-        ).close()
+        open_cold_volume(place, layout, lambda files: IoEngine.open(files, depth=1, backend=place.backend)).close()
 
 
 def open_node(model: LoadedModel, settings: Settings, clock: MonotonicClock) -> Node:

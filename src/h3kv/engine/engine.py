@@ -96,7 +96,7 @@ class Engine:
         """
         request.check(self._model.config.vocabulary_size)
         check_context(request, self._model.config.max_context)
-        check_memory(request, self._pool.layout, self._pool.statistics(), room_blocks=self._pool.capacity_blocks)
+        check_memory(request, self._pool)
         need = need_of(request, self._fingerprint)
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from h3kv.attention.paged import PageKernels
@@ -81,6 +81,7 @@ class KvPool:
         device: with tiering, where windows lie.
         cold: with tiering, where segments outlive the process.
         tiering: of windows and staging.
+        cold_cap: cap of the cold store under which it holds so many blocks. None: their bytes.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class KvPool:
         device: ArenaStore | None = None,
         cold: PersistentStore | None = None,
         tiering: TieringConfig | None = None,
+        cold_cap: Callable[[int], int] | None = None,
     ) -> None:
         self.layout = layout
         self._home = home
@@ -102,6 +104,7 @@ class KvPool:
         self._cold = cold
         self._directory = directory
         self._tiering = tiering or TieringConfig()
+        self._cold_cap = cold_cap or (lambda blocks: blocks * layout.block_bytes)
         self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         self._census = Census()
         self.device_plan = self._plan_device()
@@ -143,6 +146,13 @@ class KvPool:
             return self._home_blocks()
         cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
         return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
+
+    def cap_for(self, blocks: int) -> int:
+        """Cap of the last tier under which all tiers hold so many blocks of one sequence, in bytes."""
+        if self._cold is not None:
+            return self._cold_cap(max(blocks - self._home_blocks() + SEGMENT_BLOCKS_MAX, SEGMENT_BLOCKS_MAX))
+        unit_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
+        return -(-blocks * self.layout.block_bytes // unit_bytes) * unit_bytes
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.

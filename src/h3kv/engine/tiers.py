@@ -12,10 +12,18 @@ from h3kv.attention.paged import PageKernels
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, Directory, Telemetry
 from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.engine.store_room import cap_for_blocks, check_area, check_new_store
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
+from h3kv.tiers.cold.place import resolve
+from h3kv.tiers.cold.seam import EngineFactory
+from h3kv.tiers.cold.volume import Volume, open_volume
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
 from h3kv.tiers.io import IoEngine
+
+REGISTERED_BYTES_MAX = 1 << 30
+"""Registering memory with the kernel commits all of it. Of a larger HOST tier only the staging slots are registered,
+which lie at its beginning; the rest is committed as it fills."""
 
 IO_DEPTH = 16
 """Reads and writes in flight: bulk reads of whole slabs fill a disk's bandwidth with fewer."""
@@ -52,6 +60,7 @@ class TierStores:
         host: HostStore | None,
         cold: ColdStore | None,
         io: IoEngine | None,
+        volume: Volume | None,
         tiering: TieringConfig | None,
         closing: contextlib.ExitStack,
     ) -> None:
@@ -60,6 +69,7 @@ class TierStores:
         self.host = host
         self.cold = cold
         self.io = io
+        self._volume = volume
         self._tiering = tiering
         self._closing = closing
 
@@ -86,14 +96,26 @@ class TierStores:
             host: HostStore | None = None
             cold: ColdStore | None = None
             io: IoEngine | None = None
+            volume: Volume | None = None
             if tiers is not None:
                 host = HostStore(layout.slab, tiers.host)
                 stack.callback(host.close)
                 if tiers.cold is not None:
-                    cold, io = _open_cold(tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry)
+                    cold, io, volume = _open_cold(
+                        tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry
+                    )
                     stack.callback(cold.close)
             tiering = None if tiers is None else tiers.tiering
-            return cls(layout, on_device, host=host, cold=cold, io=io, tiering=tiering, closing=stack.pop_all())
+            return cls(
+                layout,
+                on_device,
+                host=host,
+                cold=cold,
+                io=io,
+                volume=volume,
+                tiering=tiering,
+                closing=stack.pop_all(),
+            )
 
     def open_pool(
         self, *, page_kernels: PageKernels, directory: Directory, telemetry: Telemetry, clock: Clock
@@ -113,24 +135,52 @@ class TierStores:
             device=None if self.host is None else self.device,
             cold=self.cold,
             tiering=self._tiering,
+            cold_cap=None if self._volume is None else self._cap_for_blocks,
         )
+
+    def _cap_for_blocks(self, blocks: int) -> int:
+        assert self._volume is not None
+        return cap_for_blocks(self.layout, blocks, existing=self._volume.geometry)
 
     def close(self) -> None:
         """Close all stores. Calling it again does nothing."""
         self._closing.close()
 
 
+def open_cold_volume(place: ColdPlace, layout: CacheLayout, make_engine: EngineFactory) -> Volume:
+    """The volume of a cold store in which a segment of the model fits; made where there is none.
+
+    Raises:
+        ConfigError: its cap is missing or too small, or the model's segments do not fit an area of it.
+        StoreError: it cannot serve.
+    """
+    path, is_there = resolve(place.path)
+    capacity_bytes = place.config.capacity_bytes
+    if not is_there and capacity_bytes is not None:
+        check_new_store(path, layout, capacity_bytes)
+    volume = open_volume(place.path, make_engine, capacity_bytes=capacity_bytes, layout=layout)
+    try:
+        check_area(path, layout, volume.geometry)
+    except BaseException:
+        volume.close()
+        raise
+    return volume
+
+
 def _open_cold(
     place: ColdPlace, layout: CacheLayout, host: HostStore, *, fingerprint: bytes, telemetry: Telemetry
-) -> tuple[ColdStore, IoEngine]:
-    """The store, and the engine that reads and writes it."""
+) -> tuple[ColdStore, IoEngine, Volume]:
+    """The store, the engine that reads and writes it, and what it lies in."""
     engines: list[IoEngine] = []
 
     def make_engine(files: Sequence[int]) -> IoEngine:
         engines.append(IoEngine.open(files, depth=IO_DEPTH, buffers=host.buffers, backend=place.backend))
         return engines[-1]
 
-    cold = ColdStore.open(
-        place.path, layout, fingerprint=fingerprint, config=place.config, telemetry=telemetry, engine=make_engine
-    )
-    return cold, engines[-1]
+    volume = open_cold_volume(place, layout, make_engine)
+    try:
+        cold = ColdStore(volume, layout, fingerprint=fingerprint, config=place.config, telemetry=telemetry)
+    except BaseException:
+        volume.close()
+        raise
+    return cold, engines[-1], volume

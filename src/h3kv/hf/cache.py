@@ -108,8 +108,8 @@ class H3Cache(Cache):
             raise RequestError(f"layer {states.layer} brings {tokens} tokens that layer 0 has not seen")
         self._kv.begin(states.layer, chunk.counts_B)
         out_BTHD = query_BHTD.new_zeros(query_BHTD.transpose(1, 2).shape)
-        for row, places in enumerate(chunk.places_B):
-            chosen = slice(None) if places is None else places
+        for row, indices in enumerate(chunk.indices_B):
+            chosen = slice(None) if indices is None else indices
             if chunk.counts_B[row]:
                 out_BTHD[row, chosen] = self._kv.attend_row(
                     query_BHTD[row].transpose(0, 1)[chosen],

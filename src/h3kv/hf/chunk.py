@@ -57,13 +57,13 @@ class Chunk:
 
     tokens: int
     """With padding."""
-    places_B: tuple[Tensor | None, ...]
+    indices_B: tuple[Tensor | None, ...]
     """Indices of each row's real tokens; None where all are."""
 
     @property
     def counts_B(self) -> tuple[int, ...]:
         """Real tokens of each row."""
-        return tuple(self.tokens if places is None else len(places) for places in self.places_B)
+        return tuple(self.tokens if indices is None else len(indices) for indices in self.indices_B)
 
 
 def chunk_of(real_BT: Tensor | None, *, batch: int, tokens: int) -> Chunk:

@@ -20,8 +20,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from h3kv.tiers.cold.ops import aligned_memory
 from h3kv.tiers.cold.record import SECTOR_BYTES
-from h3kv.tiers.cold.requests import aligned_memory
 from h3kv.tiers.cold.seam import crc32c
 from h3kv.tiers.io import CHECKSUM_MISMATCH, END_OF_FILE, ERROR, FLUSH, OK, OP_DTYPE, READ, RESULT_DTYPE, WRITE
 

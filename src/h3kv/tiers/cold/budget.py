@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET
+from h3kv.tiers.cold.ops import Op, write_of
 from h3kv.tiers.cold.record import Kind, pack_record, twin_offset, unpack_twin
-from h3kv.tiers.cold.requests import Request, write_of
 
 _SPENT: Final = struct.Struct("<QQ")
 
@@ -53,7 +53,7 @@ class WriteBudget:
         """What may still be promised today; None: anything."""
         return None if self.limit_bytes is None else self.limit_bytes - self.spent_bytes - self.promised_bytes
 
-    def spend(self, size_bytes: int) -> Request:
+    def spend(self, size_bytes: int) -> Op:
         """Count a write, and the write that keeps the count."""
         self._spent_bytes = self.spent_bytes + size_bytes
         self._sequence += 1

@@ -23,8 +23,8 @@ from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
 from h3kv.tiers.cold.header import ExtentHeader, pack_header
+from h3kv.tiers.cold.ops import Op, Outcome, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.record import SECTOR_BYTES
-from h3kv.tiers.cold.requests import Outcome, Request, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
@@ -57,7 +57,7 @@ class _Batch:
     extents: list[Extent]
     undone: list[_Undo]
     failure: Outcome | None = None
-    open_requests: int = 0
+    open_ops: int = 0
 
 
 class Commits:
@@ -83,7 +83,7 @@ class Commits:
         self._undo: list[_Undo] = []
         self._undo_is_urgent = False
         self._batch: _Batch | None = None
-        self._steps: Generator[list[Request], None, None] | None = None
+        self._steps: Generator[list[Op], None, None] | None = None
         self._serial = volume.superblock.epoch << 32
         self.broken: TierBrokenError | None = None
         """Why nothing more is written."""
@@ -123,13 +123,13 @@ class Commits:
             return
         self._undo_is_urgent = bool(self._undo)
         while self._advance_and_look():
-            self._volume.requests.wait(_STEP_NS)
-            self._volume.requests.poll()
+            self._volume.ops.wait(_STEP_NS)
+            self._volume.ops.poll()
 
     def advance(self) -> list[tuple[Extent, TierBrokenError | None]]:
         """Take every step that can be taken now. Extents whose writing ended, the oldest first, each with its error."""
         ended: list[tuple[Extent, TierBrokenError | None]] = []
-        while self._batch is None or self._batch.open_requests == 0:
+        while self._batch is None or self._batch.open_ops == 0:
             if self._batch is None and not self._start():
                 break
             assert self._batch is not None
@@ -167,57 +167,57 @@ class Commits:
         return taken
 
     def _step(self, batch: _Batch) -> bool:
-        """Submit the batch's next requests. False: it has ended."""
+        """Submit the batch's next ops. False: it has ended."""
         assert self._steps is not None
-        requests = None if batch.failure is not None else next(self._steps, None)
+        ops = None if batch.failure is not None else next(self._steps, None)
         if batch.failure is not None:
             self.broken = TierBrokenError(
                 f"writing to {self._volume.place.path} failed: {batch.failure}; what it holds can still be read. Check "
                 "the device and its free space, and open the store again",
                 tier=Tier.NVME,
             )
-        if requests is None:
+        if ops is None:
             return False
-        batch.open_requests = len(requests)
-        self.written_bytes += sum(request.size for request in requests)
-        self._volume.requests.submit(requests, lambda outcome: self._note(batch, outcome))
+        batch.open_ops = len(ops)
+        self.written_bytes += sum(op.size for op in ops)
+        self._volume.ops.submit(ops, lambda outcome: self._note(batch, outcome))
         return True
 
     def _note(self, batch: _Batch, outcome: Outcome) -> None:
-        batch.open_requests -= 1
+        batch.open_ops -= 1
         if not outcome.is_good and batch.failure is None:
             batch.failure = outcome
 
-    def _run(self, batch: _Batch) -> Generator[list[Request], None, None]:
+    def _run(self, batch: _Batch) -> Generator[list[Op], None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
         first = [self._undo_write(undo) for undo in batch.undone]
         claimed, early_bytes = self._room.take_claims(), 0
         if claimed or _overlap(batch.extents, batch.undone):
-            first += [request for area in claimed for request in self._blank_writes(area)]
-            early_bytes = sum(request.size for request in first)
+            first += [op for area in claimed for op in self._blank_writes(area)]
+            early_bytes = sum(op.size for op in first)
             yield first
-            yield [Request(kind=FLUSH)]
+            yield [Op(kind=FLUSH)]
             first = [self._claim_write(area) for area in claimed]
         if claimed:
             yield first
-            yield [Request(kind=FLUSH)]
+            yield [Op(kind=FLUSH)]
             first = []
         wanted = [extent for extent in batch.extents if extent.owned_layers]
-        data = [request for extent in wanted for request in self._data_writes(extent)]
+        data = [op for extent in wanted for op in self._data_writes(extent)]
         if first or data:
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
-            spent = early_bytes + sum(request.size for request in first + data) + headers_bytes + SECTOR_BYTES
+            spent = early_bytes + sum(op.size for op in first + data) + headers_bytes + SECTOR_BYTES
             yield [*first, *data, self._budget.spend(spent)]
-            yield [Request(kind=FLUSH)]
+            yield [Op(kind=FLUSH)]
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
         if whole:
             yield [self._header_write(extent) for extent in whole]
-            yield [Request(kind=FLUSH)]
+            yield [Op(kind=FLUSH)]
 
-    def _data_writes(self, extent: Extent) -> list[Request]:
+    def _data_writes(self, extent: Extent) -> list[Op]:
         """One write for each slab. Sources that are not aligned are copied first."""
         page_bytes = self._geometry.mark.page_bytes
-        requests = []
+        ops = []
         for layer, move in extent.moves.items():
             assert move.source is not None
             size = extent.pages * page_bytes
@@ -227,8 +227,8 @@ class Commits:
                 memory = aligned_memory(size)
                 memory[: move.source.nbytes] = move.source.cast("B")
                 keep, address = memory, address_of(memory)
-            requests.append(
-                Request(
+            ops.append(
+                Op(
                     kind=WRITE,
                     offset=self.slab_offset(extent, layer),
                     address=address,
@@ -238,7 +238,7 @@ class Commits:
                     keep=keep,
                 )
             )
-        return requests
+        return ops
 
     def slab_offset(self, extent: Extent, layer: int) -> int:
         """Where a slab lies in the volume."""
@@ -249,27 +249,25 @@ class Commits:
         """Where the checksums of a slab's pages lie in memory."""
         return int(extent.crcs_P.ctypes.data) + 4 * layer * extent.blocks * self._geometry.mark.kv_heads
 
-    def _header_write(self, extent: Extent) -> Request:
+    def _header_write(self, extent: Extent) -> Op:
         self._serial += 1
         extent.is_on_disk = True
-        header = ExtentHeader(
-            self._fingerprint, self._serial, extent.blocks, extent.pages, extent.label, extent.crcs_P
-        )
+        header = ExtentHeader(self._fingerprint, self._serial, extent.blocks, extent.pages, extent.label, extent.crcs_P)
         return write_of(self._header_offset(extent.block), pack_header(header, self._geometry))
 
-    def _undo_write(self, undo: _Undo) -> Request:
+    def _undo_write(self, undo: _Undo) -> Op:
         return write_of(self._header_offset(undo.block), bytes(undo.cells * self._geometry.header_bytes))
 
     def _header_offset(self, block: int) -> int:
         area, block = divmod(block, self._geometry.blocks)
         return self._volume.geometry.area_offset(area) + self._geometry.header_offset(block)
 
-    def _blank_writes(self, area: int) -> list[Request]:
+    def _blank_writes(self, area: int) -> list[Op]:
         """Zeros over an area's header table: what its owner before left there is gone before the area is ours."""
         start, table_bytes = self._volume.geometry.area_offset(area), self._geometry.table_bytes
         zeros = aligned_memory(min(_BLANK_BYTES, table_bytes))
         return [
-            Request(
+            Op(
                 kind=WRITE,
                 offset=start + at,
                 address=address_of(zeros),
@@ -279,7 +277,7 @@ class Commits:
             for at in range(0, table_bytes, _BLANK_BYTES)
         ]
 
-    def _claim_write(self, area: int) -> Request:
+    def _claim_write(self, area: int) -> Op:
         self._serial += 1
         epoch = self._volume.superblock.epoch
         entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._serial, used=epoch)

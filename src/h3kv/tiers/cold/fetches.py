@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from h3kv.core.types import Fetch
 from h3kv.tiers.cold.commit import Commits
 from h3kv.tiers.cold.extents import Extent
+from h3kv.tiers.cold.ops import Op, Outcome, address_of, aligned_memory
 from h3kv.tiers.cold.record import SECTOR_BYTES
-from h3kv.tiers.cold.requests import Outcome, Request, address_of, aligned_memory
 from h3kv.tiers.cold.volume import Volume
 from h3kv.tiers.io import READ
 
@@ -45,10 +45,10 @@ class Fetches:
     def start(self, wanted: Sequence[tuple[Fetch, Extent, int]]) -> None:
         """Begin to read slabs: of each the extent and the layer."""
         reads = [self._read(fetch, extent, layer) for fetch, extent, layer in wanted]
-        self._volume.requests.submit_each([read for read in reads if read is not None])
+        self._volume.ops.submit_each([read for read in reads if read is not None])
 
-    def _read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Request, Callable[[Outcome], None]] | None:
-        """The request of one slab and what its end does; None where there is nothing to read."""
+    def _read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Op, Callable[[Outcome], None]] | None:
+        """The op of one slab and what its end does; None where there is nothing to read."""
         self._started += 1
         extent.fetches += 1
         size = min(fetch.target.nbytes, extent.pages * self._page_bytes)
@@ -58,7 +58,7 @@ class Fetches:
         assert size % self._page_bytes == 0, "a fetch takes whole pages"
         address = address_of(fetch.target)
         copy = aligned_memory(size) if address % SECTOR_BYTES else None
-        request = Request(
+        op = Op(
             kind=READ,
             offset=self._commits.slab_offset(extent, layer),
             address=address if copy is None else address_of(copy),
@@ -68,7 +68,7 @@ class Fetches:
             keep=(fetch.target, copy),
         )
         pending = _Pending(self._started, fetch, extent, copy)
-        return request, lambda outcome: self._end(pending, outcome, size)
+        return op, lambda outcome: self._end(pending, outcome, size)
 
     def ended(self) -> list[tuple[Fetch, Extent, Outcome | None]]:
         """Reads that ended since the last call, in the order in which they began; each with its fault."""

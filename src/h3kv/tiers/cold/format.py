@@ -11,9 +11,9 @@ from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
 from h3kv.core.units import format_size, parse_size
 from h3kv.tiers.cold.device import DeviceFacts, check_device, inspect
 from h3kv.tiers.cold.geometry import VolumeGeometry, plan_volume
+from h3kv.tiers.cold.ops import aligned_memory
 from h3kv.tiers.cold.place import OpenPlace, new_file, open_place, resolve
 from h3kv.tiers.cold.record import TWIN_BYTES, versions
-from h3kv.tiers.cold.requests import aligned_memory
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.volume import make_store
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import Final
 
-from h3kv.tiers.cold.requests import aligned_memory
+from h3kv.tiers.cold.ops import aligned_memory
 
 _HEAD_BYTES: Final = 1 << 20
 _TAIL_BYTES: Final = 1 << 20

@@ -31,9 +31,9 @@ from h3kv.tiers.cold.extents import Extent, Phase
 from h3kv.tiers.cold.fetches import Fetches
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET, AreaGeometry, layout_mark
 from h3kv.tiers.cold.meter import Meter
+from h3kv.tiers.cold.ops import Outcome
 from h3kv.tiers.cold.record import TWIN_BYTES
 from h3kv.tiers.cold.recovery import belongs, scan_area
-from h3kv.tiers.cold.requests import Outcome
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.segments import Segments
@@ -64,7 +64,7 @@ class ColdStore:
         twin = b"".join(volume.read_all(BUDGET_OFFSET, TWIN_BYTES))
         self._volume = volume
         self._layers = layout.layers
-        self._meter = Meter(telemetry, backend=volume.requests.backend)
+        self._meter = Meter(telemetry, backend=volume.ops.backend)
         self._room = Room(self._geometry, volume.areas, ours)
         self._segments = Segments(self._geometry)
         self._budget = WriteBudget(config.write_bytes_per_day, twin, config.today)
@@ -209,9 +209,9 @@ class ColdStore:
             left_ns = deadline_ns - time.monotonic_ns()
             if self._ended or self._written or self._fetches.has_ended or left_ns <= 0:
                 return
-            if not self._volume.requests.in_flight and not self._commits.is_busy:
+            if not self._volume.ops.in_flight and not self._commits.is_busy:
                 return
-            self._volume.requests.wait(left_ns)
+            self._volume.ops.wait(left_ns)
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
@@ -312,7 +312,7 @@ class ColdStore:
 
     def _pump(self) -> None:
         """Let everything take the steps that it can take without waiting."""
-        self._volume.requests.poll()
+        self._volume.ops.poll()
         self._written += self._commits.advance()
         self._meter.update(self._commits, self._fetches)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from h3kv.tiers.cold.geometry import SUPERBLOCK_OFFSET, LayoutMark, VolumeGeometry
+from h3kv.tiers.cold.ops import Op, write_of
 from h3kv.tiers.cold.record import Kind, pack_record, twin_offset
-from h3kv.tiers.cold.requests import Request, write_of
 
 _SUPERBLOCK: Final = struct.Struct("<16sQQQQ")
 _AREA: Final = struct.Struct("<32s8sIIIIQQ")
@@ -24,7 +24,7 @@ class Superblock:
     epoch: int
     """How often the store was opened: the high half of every serial."""
 
-    def write(self, sequence: int) -> Request:
+    def write(self, sequence: int) -> Op:
         """The write of this superblock under a number."""
         payload = _SUPERBLOCK.pack(
             self.store_id,
@@ -53,7 +53,7 @@ class AreaEntry:
     used: int
     """Epoch in which its model last opened the store."""
 
-    def write(self, offset: int, sequence: int) -> Request:
+    def write(self, offset: int, sequence: int) -> Op:
         """The write of this entry to its twin at `offset` under a number."""
         payload = _AREA.pack(self.fingerprint, *self.mark, self.claimed, self.used)
         return write_of(twin_offset(offset, sequence), pack_record(Kind.AREA, sequence, payload))

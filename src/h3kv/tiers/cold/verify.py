@@ -10,9 +10,9 @@ from typing import Final
 
 from h3kv.core.errors import StoreError
 from h3kv.tiers.cold.geometry import AreaGeometry
+from h3kv.tiers.cold.ops import Op, OpQueue, address_of, aligned_memory
 from h3kv.tiers.cold.place import open_place, resolve
 from h3kv.tiers.cold.recovery import FoundExtent, scan_area
-from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.volume import Volume
 from h3kv.tiers.io import READ
@@ -44,7 +44,7 @@ def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport
         StoreError: it cannot be opened.
     """
     path, _ = resolve(place)
-    with contextlib.closing(open_place(path)) as opened, contextlib.closing(Requests(make_engine([opened.file]))) as io:
+    with contextlib.closing(open_place(path)) as opened, contextlib.closing(OpQueue(make_engine([opened.file]))) as io:
         volume = Volume(opened, io)
         for area, entry in enumerate(volume.areas):
             if entry is not None:
@@ -79,7 +79,7 @@ def _verify_extent(volume: Volume, area: int, geometry: AreaGeometry, extent: Fo
     damage = []
     for start in range(0, geometry.mark.layers, _READS):
         layers = range(start, min(start + _READS, geometry.mark.layers))
-        outcomes = volume.requests.run([_read(volume, area, geometry, extent=extent, layer=layer) for layer in layers])
+        outcomes = volume.ops.run([_read(volume, area, geometry, extent=extent, layer=layer) for layer in layers])
         damage += [
             f"segment at block {extent.block}, layer {layer}: {outcome}"
             for layer, outcome in zip(layers, outcomes, strict=True)
@@ -88,12 +88,12 @@ def _verify_extent(volume: Volume, area: int, geometry: AreaGeometry, extent: Fo
     return damage
 
 
-def _read(volume: Volume, area: int, geometry: AreaGeometry, *, extent: FoundExtent, layer: int) -> Request:
+def _read(volume: Volume, area: int, geometry: AreaGeometry, *, extent: FoundExtent, layer: int) -> Op:
     header = extent.header
     size = header.pages * geometry.mark.page_bytes
     memory = aligned_memory(size)
     offset = geometry.slab_offset(extent.block, layer, blocks=header.room_blocks)
-    return Request(
+    return Op(
         kind=READ,
         offset=volume.geometry.area_offset(area) + offset,
         address=address_of(memory),

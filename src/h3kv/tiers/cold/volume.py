@@ -13,9 +13,9 @@ from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.units import describe_size
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET, SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
+from h3kv.tiers.cold.ops import Op, OpQueue, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.place import OpenPlace, new_file, open_place, resolve
 from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, damaged_sectors, unpack_twin, versions
-from h3kv.tiers.cold.requests import Request, Requests, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.superblock import AreaEntry, Superblock
 from h3kv.tiers.io import FLUSH, READ
@@ -25,9 +25,9 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 class Volume:
-    """An open store. Not thread-safe. `requests` is how all of its bytes are read and written."""
+    """An open store. Not thread-safe. `ops` is how all of its bytes are read and written."""
 
-    def __init__(self, place: OpenPlace, requests: Requests) -> None:
+    def __init__(self, place: OpenPlace, ops: OpQueue) -> None:
         """Read the superblock and the area table.
 
         Raises:
@@ -35,7 +35,7 @@ class Volume:
             StoreError: reading failed.
         """
         self.place = place
-        self.requests = requests
+        self.ops = ops
         self.superblock, self._sequence = self._read_superblock()
         geometry = self.superblock.geometry
         table = b"".join(self.read_all(TABLE_OFFSET, geometry.table_entries * TWIN_BYTES))
@@ -54,7 +54,7 @@ class Volume:
         """Sizes of the store."""
         return self.superblock.geometry
 
-    def area_write(self, area: int, entry: AreaEntry) -> Request:
+    def area_write(self, area: int, entry: AreaEntry) -> Op:
         """The write that gives an area to a model; `areas` says so from now on."""
         self._entry_sequences[area] += 1
         self.areas[area] = entry
@@ -86,7 +86,7 @@ class Volume:
         for area, entry in enumerate(self.areas):
             if entry is not None and is_ours(entry):
                 writes.append(self.area_write(area, replace(entry, used=self.superblock.epoch)))
-        write_through(self.place, self.requests, [writes])
+        write_through(self.place, self.ops, [writes])
         if not self.place.is_device and self.place.size_bytes > geometry.capacity_bytes:
             self.place.resize(geometry.capacity_bytes)
 
@@ -99,18 +99,18 @@ class Volume:
         for at in range(0, size, _CHUNK_BYTES):
             part = min(_CHUNK_BYTES, size - at)
             memory = aligned_memory(part)
-            request = Request(kind=READ, offset=offset + at, address=address_of(memory), size=part, keep=memory)
-            (outcome,) = self.requests.run([request])
+            op = Op(kind=READ, offset=offset + at, address=address_of(memory), size=part, keep=memory)
+            (outcome,) = self.ops.run([op])
             if not outcome.is_good:
                 raise StoreError(
-                    f"cannot read {self.place.path} at {request.offset}: {outcome}; check the device",
+                    f"cannot read {self.place.path} at {op.offset}: {outcome}; check the device",
                     path=str(self.place.path),
                 )
             yield memory[:part]
 
     def close(self) -> None:
         """End what is in flight and give the lock back."""
-        self.requests.close()
+        self.ops.close()
         self.place.close()
 
     def _read_superblock(self) -> tuple[Superblock, int]:
@@ -157,9 +157,9 @@ def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int 
             make_store(draft, make_engine, geometry)
     opened = open_place(path)
     with _closed_on_error(opened):
-        requests = Requests(make_engine([opened.file]))
-        with _closed_on_error(requests):
-            return Volume(opened, requests)
+        ops = OpQueue(make_engine([opened.file]))
+        with _closed_on_error(ops):
+            return Volume(opened, ops)
 
 
 def make_store(place: OpenPlace, make_engine: EngineFactory, geometry: VolumeGeometry) -> None:
@@ -175,19 +175,19 @@ def make_store(place: OpenPlace, make_engine: EngineFactory, geometry: VolumeGeo
     starts = range(BUDGET_OFFSET, tables_bytes, _CHUNK_BYTES)
     blank = [write_of(at, bytes(min(_CHUNK_BYTES, tables_bytes - at))) for at in starts]
     first = Superblock(uuid.uuid4().bytes, geometry, epoch=0)
-    with contextlib.closing(Requests(make_engine([place.file]))) as requests:
-        write_through(place, requests, [blank, [first.write(0)], [first.write(1)]])
+    with contextlib.closing(OpQueue(make_engine([place.file]))) as ops:
+        write_through(place, ops, [blank, [first.write(0)], [first.write(1)]])
 
 
-def write_through(place: OpenPlace, requests: Requests, steps: Sequence[Sequence[Request]]) -> None:
+def write_through(place: OpenPlace, ops: OpQueue, steps: Sequence[Sequence[Op]]) -> None:
     """Write step by step, each flushed before the next begins, waiting for it.
 
     Raises:
         StoreError: it failed.
     """
     for step in steps:
-        for part in (step, [Request(kind=FLUSH)]):
-            bad = next((outcome for outcome in requests.run(part) if not outcome.is_good), None)
+        for part in (step, [Op(kind=FLUSH)]):
+            bad = next((outcome for outcome in ops.run(part) if not outcome.is_good), None)
             if bad is not None:
                 raise StoreError(f"cannot write {place.path}: {bad}; check the device", path=str(place.path))
 

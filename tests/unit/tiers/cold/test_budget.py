@@ -2,8 +2,8 @@ import ctypes
 
 from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET
+from h3kv.tiers.cold.ops import Op
 from h3kv.tiers.cold.record import TWIN_BYTES
-from h3kv.tiers.cold.requests import Request
 
 
 class Calendar:
@@ -13,9 +13,9 @@ class Calendar:
         return self.day
 
 
-def store(twin: bytearray, request: Request) -> None:
-    at = request.offset - BUDGET_OFFSET
-    twin[at : at + request.size] = ctypes.string_at(request.address, request.size)
+def store(twin: bytearray, op: Op) -> None:
+    at = op.offset - BUDGET_OFFSET
+    twin[at : at + op.size] = ctypes.string_at(op.address, op.size)
 
 
 def test_budget_survives_a_restart_and_ends_with_the_day() -> None:

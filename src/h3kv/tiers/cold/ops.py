@@ -1,4 +1,4 @@
-"""Reads, writes and flushes on one file: who asked, and what came of it."""
+"""Reads, writes and flushes (ops) of one file: who asked, and what came of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAIT_NS: Final = NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended."""
+    """How an op ended."""
 
     status: int
     """One of `tiers.io`'s."""
@@ -41,8 +41,8 @@ _DONE: Final = Outcome(OK, "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One operation. Its memory must live until the outcome: `keep` holds what nobody else does."""
+class Op:
+    """One read, write or flush. Its memory must live until the outcome: `keep` holds what nobody else does."""
 
     kind: int
     """READ, WRITE or FLUSH of `tiers.io`."""
@@ -66,34 +66,34 @@ def address_of(memory: memoryview | mmap.mmap) -> int:
     return address
 
 
-def write_of(offset: int, data: bytes) -> Request:
+def write_of(offset: int, data: bytes) -> Op:
     """A write of a copy of `data`, whole sectors."""
     memory = aligned_memory(len(data))
     memory[: len(data)] = data
-    return Request(kind=WRITE, offset=offset, address=address_of(memory), size=len(data), keep=memory)
+    return Op(kind=WRITE, offset=offset, address=address_of(memory), size=len(data), keep=memory)
 
 
-class Requests:
-    """Hands requests to an engine and each outcome to whom asked. Not thread-safe."""
+class OpQueue:
+    """Hands ops to an engine and each outcome to whom asked. Not thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._open_engine: Engine | None = engine
         self.backend = engine.backend
         """Which kind of engine runs."""
         self._next_tag = 1
-        self._open: dict[int, tuple[Request, Callable[[Outcome], None]]] = {}
+        self._open: dict[int, tuple[Op, Callable[[Outcome], None]]] = {}
 
     @property
     def in_flight(self) -> int:
-        """Requests without an outcome."""
+        """Ops without an outcome."""
         return len(self._open)
 
-    def submit(self, requests: Sequence[Request], done: Callable[[Outcome], None]) -> None:
-        """Start requests; `done` is called once for each, from `poll`."""
-        self.submit_each([(request, done) for request in requests])
+    def submit(self, ops: Sequence[Op], done: Callable[[Outcome], None]) -> None:
+        """Start ops; `done` is called once for each, from `poll`."""
+        self.submit_each([(op, done) for op in ops])
 
-    def submit_each(self, wanted: Sequence[tuple[Request, Callable[[Outcome], None]]]) -> None:
-        """Start requests, each with a function of its own that is called once, from `poll`."""
+    def submit_each(self, wanted: Sequence[tuple[Op, Callable[[Outcome], None]]]) -> None:
+        """Start ops, each with a function of its own that is called once, from `poll`."""
         first = self._next_tag
         self._next_tag += len(wanted)
         ops = [
@@ -115,15 +115,15 @@ class Requests:
         """Wait for an outcome."""
         self._engine.wait(timeout_ns)
 
-    def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Start requests and wait for all of them. Outcomes come in the order of the requests."""
+    def run(self, ops: Sequence[Op]) -> list[Outcome]:
+        """Start ops and wait for all of them. Outcomes come in the order of the ops."""
         outcomes: dict[int, Outcome] = {}
-        for index, request in enumerate(requests):
-            self.submit([request], functools.partial(outcomes.__setitem__, index))
-        while len(outcomes) < len(requests):
+        for index, op in enumerate(ops):
+            self.submit([op], functools.partial(outcomes.__setitem__, index))
+        while len(outcomes) < len(ops):
             self.wait(_WAIT_NS)
             self.poll()
-        return [outcomes[index] for index in range(len(requests))]
+        return [outcomes[index] for index in range(len(ops))]
 
     def close(self) -> None:
         """End everything in flight; no memory is touched after that. Calling it again does nothing."""

@@ -73,6 +73,8 @@ class Decoder(nn.Module):
 @torch.inference_mode()
 def main() -> None:
     """Read the prompt in chunks, then generate greedily."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python after.py FOLDER")
     torch.manual_seed(0)
     model = Decoder().eval()
     chunks = list(torch.randint(VOCABULARY, (1, PROMPT_TOKENS)).split(CHUNK_TOKENS, dim=1))

@@ -54,8 +54,9 @@ def test_nothing_is_open_after_a_measurement_that_fails(tmp_path: Path, monkeypa
     (tmp_path / "fio").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(ConfigError, match="fio failed"):
+    with pytest.raises(ConfigError, match="fio failed") as failure:
         run(Results(), setting(tmp_path))
+    assert failure.tb is not None, "what the measurement held is still referenced"
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -6,6 +6,7 @@ The tiny model takes 1.5 KiB of KV a token in bf16; HOST must hold a segment of 
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,30 @@ def test_request_beyond_all_tiers_together_is_refused_before_it_starts(
     long.write_text(DOCUMENT * 30, encoding="utf-8")
     line = refusal(run(model, long, *FP32_CAPS, "--max-context", "200000"))
     assert "raise host.kv_bytes to at least" in line
+
+
+def suffices(line: str) -> str:
+    """The cap that a refusal names."""
+    found = re.search(r"raise \S+ to at least (\w+)", line)
+    assert found is not None, line
+    return found[1]
+
+
+def test_cap_that_a_refusal_names_suffices(model: Path, document: Path, tmp_path: Path) -> None:
+    caps = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "7MiB")
+    place = tmp_path / "kv.h3"
+    small = ("--store", str(place), "--store-capacity", "5MiB")
+    cap = suffices(refusal(run(model, document, *caps, *small)))
+    run_json(model, document, *caps, "--store", str(place), "--store-capacity", cap)
+    run_json(model, document, *caps, "--store", str(tmp_path / "new.h3"), "--store-capacity", cap)
+
+
+def test_store_that_holds_no_segment_is_not_made(model: Path, document: Path, tmp_path: Path) -> None:
+    place = tmp_path / "kv.h3"
+    line = refusal(run(model, document, *FP32_CAPS, "--store", str(place), "--store-capacity", "2MiB"))
+    assert "--store-capacity sets nvme.capacity" in line
+    assert not place.exists()
+    run_json(model, document, *FP32_CAPS, "--store", str(place), "--store-capacity", suffices(line))
 
 
 def stranger(folder: Path) -> str:

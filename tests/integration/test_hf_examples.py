@@ -47,3 +47,9 @@ def test_the_transformers_example_uses_all_tiers(tmp_path: Path) -> None:
     tiers = [line.split(": ") for line in answer.splitlines()[-3:]]
     assert [name for name, _ in tiers] == ["device", "host", "nvme"]
     assert all(int(used.split()[0]) > 0 for _, used in tiers)
+    assert list(store.iterdir()) == []
+
+
+def test_example_without_its_argument_says_how_to_call_it() -> None:
+    result = subprocess.run([sys.executable, PLAIN / "after.py"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "usage: python after.py FOLDER\n")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from h3kv import __version__
-from h3kv.cli.exits import exits
+from h3kv.cli.exits import FORMAT_FLAG_OF, exits
 from h3kv.cli.interrupts import Interrupts
 
 app = typer.Typer(
@@ -149,7 +149,7 @@ def format_store(
     ] = None,
 ) -> None:
     """Make an empty cold store. Refuses whatever is in use or may hold data."""
-    with exits():
+    with exits(FORMAT_FLAG_OF):
         from h3kv.cli.store import make_store
 
         make_store(path, capacity=capacity, area=area, yes=yes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
 import typer
@@ -32,16 +32,23 @@ FLAG_OF: Final = {
 }
 """Settings that have a flag, so that a message about one can name the other."""
 
+FORMAT_FLAG_OF: Final = {"nvme.capacity": "--capacity"}
+"""The same of `h3 format`."""
+
 
 @contextlib.contextmanager
-def exits() -> Iterator[None]:
-    """Turn what a command raises into an exit code and a line on stderr."""
+def exits(flag_of: Mapping[str, str] = FLAG_OF) -> Iterator[None]:
+    """Turn what a command raises into an exit code and a line on stderr.
+
+    Args:
+        flag_of: the command's flags, by the settings that they set.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
         _end("interrupted", INTERRUPTED, error)
     except H3Error as error:
-        _end(f"error: {_with_flags(str(error))}", ERROR, error)
+        _end(f"error: {_with_flags(str(error), flag_of)}", ERROR, error)
     except (typer.Exit, typer.Abort, BrokenPipeError):
         # typer ends the process for these. In a broken pipe the reader has left: there is no one to explain it to.
         raise
@@ -53,10 +60,10 @@ def exits() -> Iterator[None]:
         _end(f"error: unexpected {type(error).__name__}: {error} (H3_DEBUG=1 shows where)", ERROR, error)
 
 
-def _with_flags(message: str) -> str:
+def _with_flags(message: str, flag_of: Mapping[str, str]) -> str:
     """The message, and the flags of the settings that it names."""
     named = [
-        f"{flag} sets {setting}" for setting, flag in FLAG_OF.items() if setting in message and flag not in message
+        f"{flag} sets {setting}" for setting, flag in flag_of.items() if setting in message and flag not in message
     ]
     return f"{message} ({', '.join(named)})" if named else message
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from h3kv.core.errors import ContextLengthError, TierFullError
 from h3kv.core.limits import BLOCK_TOKENS
-from h3kv.core.types import Tier
-from h3kv.core.units import describe_size, format_size
+from h3kv.core.units import describe_size
 from h3kv.engine.pool import KvPool
 from h3kv.engine.request import Request
 from h3kv.policy.admission import bound_cached_tokens, count_blocks
@@ -44,14 +43,13 @@ def check_memory(request: Request, pool: KvPool) -> None:
         return
     block_bytes, tiers = pool.layout.block_bytes, pool.statistics()
     last = list(tiers)[-1]
-    setting = "nvme.capacity" if last is Tier.NVME else f"{last}.kv_bytes"
     caps = " + ".join(f"{tier} {describe_size(tiers[tier].capacity_bytes)}" for tier in tiers)
     raise TierFullError(
         f"{prompt:,} prompt tokens + {answer:,} answer tokens take {blocks:,} blocks of {BLOCK_TOKENS} tokens and "
         f"{describe_size(block_bytes)} = {describe_size(blocks * block_bytes)} of KV, but the caps ({caps}) leave room "
         f"for {room_blocks:,} blocks ({room_blocks * BLOCK_TOKENS:,} tokens, "
-        f"{describe_size(room_blocks * block_bytes)}); raise {setting} to at least "
-        f"{format_size(pool.cap_for(blocks))}, shorten the prompt, or lower max_new_tokens",
+        f"{describe_size(room_blocks * block_bytes)}); {pool.cure_for(blocks)}, shorten the prompt, or lower "
+        "max_new_tokens",
         tier=last,
         needed_bytes=blocks * block_bytes,
         free_bytes=room_blocks * block_bytes,

@@ -17,7 +17,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
 from h3kv.core.types import BlockKey, SlabKey, SlotHandle, StoreStatistics, Tier
-from h3kv.core.units import NS_PER_S
+from h3kv.core.units import NS_PER_S, describe_size, format_size
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
@@ -81,7 +81,7 @@ class KvPool:
         device: with tiering, where windows lie.
         cold: with tiering, where segments outlive the process.
         tiering: of windows and staging.
-        cold_cap: cap of the cold store under which it holds so many blocks. None: their bytes.
+        cold_cure: says what makes the cold store hold so many blocks. None: a larger cap.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class KvPool:
         device: ArenaStore | None = None,
         cold: PersistentStore | None = None,
         tiering: TieringConfig | None = None,
-        cold_cap: Callable[[int], int] | None = None,
+        cold_cure: Callable[[int], str] | None = None,
     ) -> None:
         self.layout = layout
         self._home = home
@@ -104,7 +104,7 @@ class KvPool:
         self._cold = cold
         self._directory = directory
         self._tiering = tiering or TieringConfig()
-        self._cold_cap = cold_cap or (lambda blocks: blocks * layout.block_bytes)
+        self._cold_cure = cold_cure or (lambda _: "raise nvme.capacity")
         self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         self._census = Census()
         self.device_plan = self._plan_device()
@@ -147,12 +147,13 @@ class KvPool:
         cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
         return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
 
-    def cap_for(self, blocks: int) -> int:
-        """Cap of the last tier under which all tiers hold so many blocks of one sequence, in bytes."""
+    def cure_for(self, blocks: int) -> str:
+        """What makes all tiers hold so many blocks of one sequence: the cap of the last one."""
         if self._cold is not None:
-            return self._cold_cap(max(blocks - self._home_blocks() + SEGMENT_BLOCKS_MAX, SEGMENT_BLOCKS_MAX))
+            return self._cold_cure(blocks - self._home_blocks() + SEGMENT_BLOCKS_MAX)
         unit_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
-        return -(-blocks * self.layout.block_bytes // unit_bytes) * unit_bytes
+        enough_bytes = -(-blocks * self.layout.block_bytes // unit_bytes) * unit_bytes
+        return f"raise {self._home.tier}.kv_bytes to at least {format_size(enough_bytes)}"
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.
@@ -284,14 +285,19 @@ class KvPool:
         left = self.capacity_blocks - self._census.blocks
         if self._cold is not None and blocks > left:
             raise TierFullError(
-                f"the request may come to need {blocks} blocks, and running ones leave {left} of all tiers: wait for "
-                "one to end, or raise nvme.capacity",
+                f"the request may come to need {self._amount(blocks)}, and running ones leave {self._amount(left)} of "
+                "all tiers: wait for one to end, or raise nvme.capacity",
                 tier=Tier.NVME,
                 needed_bytes=blocks * self.layout.block_bytes,
                 free_bytes=left * self.layout.block_bytes,
             )
         self._census.blocks += blocks
         self._census.running += 1
+
+    def _amount(self, blocks: int) -> str:
+        """Blocks in words."""
+        size = describe_size(blocks * self.layout.block_bytes)
+        return f"{blocks:,} blocks ({blocks * BLOCK_TOKENS:,} tokens, {size})"
 
     def _uncommit(self, blocks: int) -> None:
         self._census.blocks -= blocks
@@ -301,8 +307,10 @@ class KvPool:
         tiering = self._tiering
         if self._device is None:
             return DevicePlan(sequences=SEQUENCES_MAX, chunk_blocks=CHUNK_BLOCKS_MAX)
-        capacity = self._device.statistics().capacity_bytes // self.layout.block_bytes
-        return plan_device(capacity, tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS)
+        block_bytes = self.layout.block_bytes
+        capacity = self._device.statistics().capacity_bytes // block_bytes
+        window, chunk = tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS
+        return plan_device(capacity, window, chunk, block_bytes=block_bytes)
 
     def _sequences_max(self) -> int | None:
         """Sequences that may run at a time: each has a window on the device and an open segment in HOST. None: any."""
@@ -313,8 +321,8 @@ class KvPool:
 
     def _home_blocks(self) -> int:
         """Blocks of the home over all layers, but for staging."""
-        staging_blocks = -(-sum(slot.blocks for slot in self._staging) // self.layout.layers)
-        return self._home.statistics().capacity_bytes // self.layout.block_bytes - staging_blocks
+        staging_bytes = sum(self.layout.slab.size_bytes(slot.blocks) for slot in self._staging)
+        return (self._home.statistics().capacity_bytes - staging_bytes) // self.layout.block_bytes
 
     def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
         slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
@@ -323,9 +331,9 @@ class KvPool:
         needed_bytes = slots * slab_bytes + SEGMENT_BLOCKS_MAX * self.layout.block_bytes
         if needed_bytes > capacity_bytes:
             raise ConfigError(
-                f"the host cap is {capacity_bytes} bytes, but {needed_bytes} are needed: {slots} staging slots of "
-                f"{slab_bytes} bytes + one open segment of {SEGMENT_BLOCKS_MAX} blocks x {self.layout.block_bytes} "
-                "bytes; raise host.kv_bytes",
+                f"the host cap is {describe_size(capacity_bytes)}, but {describe_size(needed_bytes)} are needed: "
+                f"{slots} staging slots of {describe_size(slab_bytes)} + one open segment of "
+                f"{self._amount(SEGMENT_BLOCKS_MAX)}; raise host.kv_bytes to at least {format_size(needed_bytes)}",
                 field="host.kv_bytes",
             )
         return host.reserve([SEGMENT_BLOCKS_MAX] * slots)

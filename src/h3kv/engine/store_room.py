@@ -25,28 +25,31 @@ def room_blocks(geometry: VolumeGeometry, layout: CacheLayout) -> int:
     return geometry.areas * AreaGeometry(layout_mark(layout), geometry.area_bytes).blocks
 
 
-def cap_for_blocks(layout: CacheLayout, blocks: int, *, existing: VolumeGeometry | None = None) -> int:
-    """A cap under which a store holds so many blocks: a new store, and the existing one if it can grow so far.
-
-    Args:
-        layout: of the model.
-        blocks: over all layers, more than 0.
-        existing: what the store was made as, which keeps the size of its areas.
-
-    Returns:
-        Bytes, whole MiB.
-    """
+def cap_for_blocks(layout: CacheLayout, blocks: int) -> int:
+    """A cap under which a new store holds so many blocks of a model, more than 0: bytes, whole MiB."""
     units = -(-blocks // SEGMENT_BLOCKS_MAX)
     cap = _whole_mib(capacity_for(layout, units=units))
     while room_blocks(plan_volume(cap, layout=layout), layout) < blocks:
         cap = _whole_mib(cap + cap // GROWTH)
-    if existing is None:
-        return cap
-    per_area = AreaGeometry(layout_mark(layout), existing.area_bytes).blocks
-    areas = -(-blocks // per_area) if per_area else existing.table_entries + 1
-    if areas > existing.table_entries:
-        return cap
-    return max(cap, _whole_mib(existing.area_offset(areas)))
+    return cap
+
+
+def grown_cap(layout: CacheLayout, blocks: int, made: VolumeGeometry) -> int | None:
+    """The cap under which an existing store, whose areas keep their size, holds so many blocks.
+
+    None: its table is too short for as many areas.
+    """
+    per_area = AreaGeometry(layout_mark(layout), made.area_bytes).blocks
+    areas = -(-blocks // per_area)
+    return _whole_mib(made.area_offset(areas)) if areas <= made.table_entries else None
+
+
+def cure_for_blocks(layout: CacheLayout, blocks: int, *, path: Path, made: VolumeGeometry) -> str:
+    """What makes a store hold so many blocks: a cap that suffices for it and for a new one."""
+    cap, grown = cap_for_blocks(layout, blocks), grown_cap(layout, blocks, made)
+    if grown is None:
+        return f"name another store and raise nvme.capacity to at least {format_size(cap)}: {path} cannot grow so far"
+    return f"raise nvme.capacity to at least {format_size(max(cap, grown))}"
 
 
 def check_new_store(path: Path, layout: CacheLayout, capacity_bytes: int) -> None:

@@ -12,7 +12,7 @@ from h3kv.attention.paged import PageKernels
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, Directory, Telemetry
 from h3kv.engine.pool import KvPool, TieringConfig
-from h3kv.engine.store_room import cap_for_blocks, check_area, check_new_store
+from h3kv.engine.store_room import check_area, check_new_store, cure_for_blocks
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
 from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.cold.seam import EngineFactory
@@ -135,12 +135,12 @@ class TierStores:
             device=None if self.host is None else self.device,
             cold=self.cold,
             tiering=self._tiering,
-            cold_cap=None if self._volume is None else self._cap_for_blocks,
+            cold_cure=None if self._volume is None else self._cure_for_blocks,
         )
 
-    def _cap_for_blocks(self, blocks: int) -> int:
+    def _cure_for_blocks(self, blocks: int) -> str:
         assert self._volume is not None
-        return cap_for_blocks(self.layout, blocks, existing=self._volume.geometry)
+        return cure_for_blocks(self.layout, blocks, path=self._volume.place.path, made=self._volume.geometry)
 
     def close(self) -> None:
         """Close all stores. Calling it again does nothing."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from h3kv.core.errors import ConfigError
 from h3kv.core.limits import BLOCK_TOKENS, SINK_BLOCKS
+from h3kv.core.units import describe_size, format_size
 
 SEQUENCES_MAX: Final = 8
 """Sequences that run beside each other at most: more would only make each of them slower."""
@@ -30,13 +31,14 @@ def window_room(window_blocks: int) -> int:
     return SINK_BLOCKS + window_blocks + 1
 
 
-def plan_device(capacity_blocks: int, window_blocks: int, chunk_blocks: int) -> DevicePlan:
+def plan_device(capacity_blocks: int, window_blocks: int, chunk_blocks: int, *, block_bytes: int) -> DevicePlan:
     """Share the device cap.
 
     Args:
         capacity_blocks: of the device tier, over all layers.
         window_blocks: newest blocks of each sequence that stay.
         chunk_blocks: blocks of a chunk at the start of a prompt. Less where the cap leaves less.
+        block_bytes: of a block over all layers, for the message.
 
     Raises:
         ConfigError: not even one sequence with a chunk of one block fits; the message has the sum.
@@ -44,9 +46,11 @@ def plan_device(capacity_blocks: int, window_blocks: int, chunk_blocks: int) -> 
     own = window_room(window_blocks)
     if capacity_blocks < own + 1:
         raise ConfigError(
-            f"the device cap holds {capacity_blocks * BLOCK_TOKENS} tokens, but a running sequence needs {own + 1} "
-            f"blocks of {BLOCK_TOKENS}: {SINK_BLOCKS} of sinks, {window_blocks} of window, 1 that is being filled, 1 "
-            "of a chunk; raise device.kv_bytes or lower device.window_tokens",
+            f"the device cap holds {capacity_blocks * BLOCK_TOKENS:,} tokens of KV "
+            f"({describe_size(capacity_blocks * block_bytes)}), but a running sequence needs {own + 1} blocks of "
+            f"{BLOCK_TOKENS}: {SINK_BLOCKS} of sinks, {window_blocks} of window, 1 that is being filled, 1 of a chunk, "
+            f"together {(own + 1) * BLOCK_TOKENS:,} tokens; raise device.kv_bytes to at least "
+            f"{format_size((own + 1) * block_bytes)}, or lower device.window_tokens",
             field="device.kv_bytes",
         )
     chunk = min(chunk_blocks, capacity_blocks - own)

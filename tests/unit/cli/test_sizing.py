@@ -64,7 +64,7 @@ def test_with_tiering_the_device_gets_what_windows_and_the_longest_chunk_need() 
     chosen = settings(tiering={"mode": "on"})
     blocks, rest = divmod(device_store(chosen, layout(), CPU).capacity_bytes, layout().block_bytes)
     assert rest == 0
-    plan = plan_device(blocks, 16, 16)
+    plan = plan_device(blocks, 16, 16, block_bytes=4096)
     assert (plan.sequences, plan.chunk_blocks) == (8, 128)
 
 

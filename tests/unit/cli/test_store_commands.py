@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from h3kv.cli.app import app
 from h3kv.testing.cold_segments import open_store, payload, write_segments
-from h3kv.tiers.cold.geometry import MIB
+from h3kv.tiers.cold.geometry import MIB, TABLE_OFFSET
+from h3kv.tiers.cold.record import SECTOR_BYTES
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -49,7 +50,30 @@ def test_verify_fails_when_something_is_damaged(tmp_path: Path) -> None:
     assert "damaged: segment at block 0, layer 0" in out
 
 
+def test_verify_tells_of_an_area_whose_owner_cannot_be_read(tmp_path: Path) -> None:
+    with contextlib.closing(open_store(tmp_path)) as store:
+        write_segments(store, [(1, 1)])
+    content = bytearray((tmp_path / "store.h3").read_bytes())
+    for copy in range(2):
+        content[TABLE_OFFSET + copy * SECTOR_BYTES + 40] ^= 1
+    (tmp_path / "store.h3").write_bytes(content)
+    code, out, _ = run("verify", str(tmp_path))
+    assert code == 1
+    assert "area 0, model unknown" in out
+    code, out, _ = run("verify", str(tmp_path), "--json")
+    assert code == 1
+    assert json.loads(out)["areas"][0]["fingerprint"] is None
+
+
 def test_verify_of_no_store_says_so(tmp_path: Path) -> None:
     code, _, err = run("verify", str(tmp_path))
     assert code == 1
     assert "store.h3" in err
+
+
+def test_format_names_its_own_flag_when_the_cap_is_too_small(tmp_path: Path) -> None:
+    code, _, err = run("format", str(tmp_path), "--capacity", "10MiB", "--area", "32MiB")
+    assert code == 1
+    assert "--capacity sets nvme.capacity" in err
+    assert "--store-capacity" not in err
+    assert list(tmp_path.iterdir()) == []

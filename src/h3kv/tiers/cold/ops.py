@@ -130,7 +130,6 @@ class OpQueue:
         if self._open_engine is not None:
             self._engine.cancel_all()
             self._engine.close()
-            # The last reference: a ring holds its files, and so the claim on a device, until it is gone.
             self._open_engine = None
             self._open.clear()
 

@@ -49,7 +49,7 @@ def scan_area(volume: Volume, area: int, geometry: AreaGeometry) -> AreaScan:
     entry = volume.areas[area]
     assert entry is not None and entry.mark == geometry.mark
     table = b"".join(volume.read_all(volume.geometry.area_offset(area), geometry.table_bytes))
-    cells = np.frombuffer(table, dtype=np.uint8).reshape(geometry.blocks, geometry.header_bytes)
+    cells = np.frombuffer(table, dtype=np.uint64).reshape(geometry.blocks, geometry.header_bytes // 8)
     found: list[FoundExtent] = []
     damaged: list[range] = []
     end = 0

@@ -113,7 +113,30 @@ def test_report_has_what_json_has_beside_the_text(model: Path, document: Path, t
 
 def test_table_has_a_row_for_each_tier(model: Path, document: Path, store: tuple[str, ...]) -> None:
     lines = run(model, document, *FP32_CAPS, *store).stderr.splitlines()
-    assert [line.split()[0] for line in lines[-4:]] == ["tier", "device", "host", "nvme"]
+    start = next(number for number, line in enumerate(lines) if line.startswith("tier "))
+    assert [line.split()[0] for line in lines[start : start + 4]] == ["tier", "device", "host", "nvme"]
+
+
+def test_peaks_are_those_while_it_ran(model: Path, document: Path, store: tuple[str, ...]) -> None:
+    found = run_json(model, document, *FP32_CAPS, *store)
+    peaks, tiers = found["peak_kv_bytes"], found["tiers"]
+    assert tiers["device"]["used_bytes"] == 0 < peaks["device"] <= tiers["device"]["cap_bytes"]
+    assert all(tiers[tier]["used_bytes"] <= peaks[tier] <= tiers[tier]["cap_bytes"] for tier in peaks)
+    assert found["dropped_segments"] == {"device": 0, "host": 0, "nvme": 0}
+
+
+def test_what_a_full_store_drops_is_said(model: Path, tmp_path: Path) -> None:
+    place = ("--store", str(tmp_path / "kv.h3"), "--store-capacity", "24MiB")
+    caps = ("--window", "64", "--device-kv", "2048tokens", "--host-kv", "7MiB")
+    results = []
+    for number in range(3):
+        text = tmp_path / f"{number}.txt"
+        text.write_text(f"{number}. {DOCUMENT}", encoding="utf-8")
+        results.append(run(model, text, "--json", *caps, *place))
+    last = results[-1]
+    assert last.exit_code == 0, last.stderr
+    assert json.loads(last.stdout)["dropped_segments"]["nvme"] > 0
+    assert "warning: the cold store was full" in last.stderr
 
 
 def test_threads_instead_of_io_uring_are_one_warning(

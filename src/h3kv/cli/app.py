@@ -19,6 +19,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _place(text: str) -> Path:
+    """The path of a store. An empty one, as an unset variable of a shell gives it, would mean this folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty: name a folder, a file or a block device")
+    return Path(text)
+
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings in YAML. Default: h3_config.yaml in this folder, if any.")
 ]
@@ -39,11 +47,17 @@ Window = Annotated[
 Store = Annotated[
     Path | None,
     typer.Option(
-        metavar="PATH", help="Cold store: folder, file or block device. Turns tiering on, keeps KV for later."
+        metavar="PATH",
+        parser=_place,
+        help="Cold store: folder, file or block device. Turns tiering on, keeps KV for later.",
     ),
 ]
 StoreCapacity = Annotated[
-    str | None, typer.Option(metavar="CAP", help="Cap on the store. Default: as it was made, 8GiB for a new one.")
+    str | None,
+    typer.Option(
+        metavar="CAP",
+        help="Cap on the store; an existing one is grown or cut to it. Default: as it was made, 8GiB for a new one.",
+    ),
 ]
 Tiering = Annotated[
     Literal["auto", "on", "off"] | None, typer.Option(help="off: all KV stays on the device. Default: auto.")
@@ -124,11 +138,13 @@ def run(
 @app.command()
 def info(
     *,
-    store: Annotated[Path | None, typer.Option(metavar="PATH", help="Where a cold store would lie.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="PATH", parser=_place, help="Where a cold store lies, or would lie.")
+    ] = None,
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Show what was detected: versions, instruction set, cores, memory, and what the tiers can use here."""
+    """Show what was detected: versions, cores, memory, what the tiers can use here, and what a store holds."""
     with exits():
         from h3kv.cli.info import show_info
         from h3kv.config import load
@@ -140,8 +156,12 @@ def info(
 @app.command("format")
 def format_store(
     *,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, new file, old store, or block device.")],
-    capacity: Annotated[str | None, typer.Option(metavar="SIZE", help="Cap. Default: all of a device.")] = None,
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", parser=_place, help="Folder, new file, old store, or block device.")
+    ],
+    capacity: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cap in bytes, such as 64GiB. Default: all of a device.")
+    ] = None,
     area: Annotated[str | None, typer.Option(metavar="SIZE", help="Room that a model takes at a time.")] = None,
     yes: Annotated[
         str | None,
@@ -158,7 +178,9 @@ def format_store(
 @app.command()
 def verify(
     *,
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, file or block device of a cold store.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", parser=_place, help="Folder, file or block device of a cold store.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check every header and page of a cold store that is not in use. Fails if something is damaged."""

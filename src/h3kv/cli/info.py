@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import resource
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,9 @@ import torch
 import typer
 
 from h3kv import __version__, _native, machine
+from h3kv.cli.store_facts import store_contents
 from h3kv.config import NvmeSettings
+from h3kv.core.errors import StoreBusyError, StoreError
 from h3kv.core.units import describe_size
 from h3kv.memory.mapping import HUGE_PAGE_BYTES
 from h3kv.memory.region import Region
@@ -58,7 +61,8 @@ def memory_facts() -> dict[str, object]:
         facts |= {
             "region_kind": region.kind.value,
             "region_huge_pages": region.has_huge_pages,
-            "region_fallback_reason": region.fallback_reason,
+            # Huge pages can come by another way than the one that was tried first: then nothing is missing.
+            "region_fallback_reason": None if region.has_huge_pages else region.fallback_reason,
         }
         file = os.memfd_create("h3-info", os.MFD_CLOEXEC)
         buffer = (region.data.data_ptr(), geometry.data_bytes)
@@ -76,24 +80,39 @@ def memory_facts() -> dict[str, object]:
 
 
 def store_facts(place: Path | None) -> dict[str, object]:
-    """Whether the cold store's file, or a new one in its folder, bypasses the page cache. Nothing stays behind."""
+    """Whether the cold store's file, or a new one in its folder, bypasses the page cache, and what a store there holds.
+    Nothing stays behind.
+
+    Raises:
+        StoreFormatError: something else lies there.
+        StoreError: it cannot be opened or read, or its folder is missing.
+    """
     if place is None:
         return {"store": None, "store_direct": None}
     path, is_there = resolve(place)
     try:
         # A file without a name is gone when it is closed.
         file, is_direct = direct_file(*(path, os.O_RDONLY) if is_there else (path.parent, os.O_RDWR | os.O_TMPFILE))
+    except FileNotFoundError as error:
+        raise StoreError(f"there is no folder {path.parent}: make it first, or name another", path=str(path)) from error
     except OSError as error:
         return {"store": str(path), "store_direct": f"unknown: {error.strerror}"}
     os.close(file)
-    return {"store": str(path), "store_direct": is_direct}
+    facts: dict[str, object] = {"store": str(path), "store_direct": is_direct, "store_exists": is_there}
+    if not is_there:
+        return facts
+    try:
+        held = store_contents(path)
+    except StoreBusyError:
+        return facts | {"store_in_use": True}
+    return facts | {"store_in_use": False} | {f"store_{name}": value for name, value in asdict(held).items()}
 
 
 def _line(name: str, value: object) -> str:
     if isinstance(value, bool):
         text = "yes" if value else "no"
-    elif isinstance(value, int) and name.endswith("_bytes"):
-        text = describe_size(value)
+    elif isinstance(value, int):
+        text = describe_size(value) if name.endswith("_bytes") else f"{value:,}"
     elif value is None:
         text = "unlimited" if name == "memlock_limit_bytes" else "-"
     else:

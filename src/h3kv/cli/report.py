@@ -79,8 +79,8 @@ def answer_fields(answer: Answer) -> dict[str, object]:
     }
 
 
-def table(answers: Sequence[Answer], usage: Usage) -> Table:
-    """One column per question."""
+def table(answers: Sequence[Answer], usage: Usage, *, load_s: float) -> Table:
+    """One column per question; what the whole process has once, such as the seconds of loading, in the first."""
     grid = Table(title_justify="left", show_edge=False, pad_edge=False, box=None)
     grid.add_column("", style="dim")
     for number in range(1, len(answers) + 1):
@@ -88,7 +88,9 @@ def table(answers: Sequence[Answer], usage: Usage) -> Table:
     rows = {
         "prompt tokens": [f"{answer.statistics.prompt_tokens:,}" for answer in answers],
         "found in the cache": [f"{answer.statistics.cached_tokens_total:,}" for answer in answers],
-        "prefill, tokens/s": [rounded(answer.prefill_tokens_per_s) for answer in answers],
+        "prefill, new tokens/s": [
+            rounded(answer.prefill_tokens_per_s if is_mostly_new(answer) else None) for answer in answers
+        ],
         "time to first token, s": [rounded(answer.ttft_s) for answer in answers],
         "answer tokens": [f"{answer.statistics.generated_tokens:,}" for answer in answers],
         "between tokens, ms p50": [rounded(answer.itl_ms(50)) for answer in answers],
@@ -97,9 +99,15 @@ def table(answers: Sequence[Answer], usage: Usage) -> Table:
     }
     for name, cells in rows.items():
         grid.add_row(name, *cells)
+    grid.add_row("loading before, s", rounded(load_s))
     grid.add_row("KV in memory", f"{describe_size(usage.kv_used_bytes)} of {describe_size(usage.kv_cap_bytes)}")
     grid.add_row("peak memory", describe_size(usage.peak_rss_bytes))
     return grid
+
+
+def is_mostly_new(answer: Answer) -> bool:
+    """Whether most of the prompt was computed. The speed of a short rest says nothing: it is all start and wait."""
+    return 2 * answer.statistics.cached_tokens_total < answer.statistics.prompt_tokens
 
 
 def rounded(value: float | None) -> str:

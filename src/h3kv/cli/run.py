@@ -17,7 +17,8 @@ from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
 from h3kv.cli.report import Answer, Usage, answer_fields, table
 from h3kv.cli.session import Session, open_session
-from h3kv.cli.tier_report import take_snapshot, tier_fields, tier_table
+from h3kv.cli.tier_report import take_snapshot, tier_fields
+from h3kv.cli.tier_summary import LEGEND, Peaks, dropped_segments, summary_table, warnings
 from h3kv.config import Settings
 from h3kv.core.errors import ContextLengthError, RequestError
 from h3kv.core.types import Tier
@@ -70,26 +71,33 @@ def answer_questions(
     console = Console(stderr=True)
     with StageProgress(console) as progress, open_session(settings, progress, interrupts) as session:
         speaker = Speaker(console, progress, interrupts, streams=not as_json)
-        began = take_snapshot(session.node, speaker.clock.now_ns())
+        began, peaks = take_snapshot(session.node, 0).traffic, Peaks(session.node)
         prompts = [prompt(session, document, question, sampling) for question in questions]
         answers = []
         for question, request in zip(questions, prompts, strict=True):
             speaker.ask(question, is_only=len(questions) == 1)
-            answers.append(speaker.answer(session.node, question, request))
+            answers.append(speaker.answer(session.node, question, request, peaks))
         # Closing would write what is left; the report is to have it.
         session.node.pool.placer.settle(SETTLE_NS)
-        ended = take_snapshot(session.node, speaker.clock.now_ns())
+        peaks.look()
+        tiers = summary_table(session.node, peaks, answers, before=began)
+        lost = warnings(session.node)
         usage = memory_usage(session.node)
         found = session.fields() | memory_fields(usage) | tier_fields(session.node)
+        found["peak_kv_bytes"] = {tier.value: size for tier, size in peaks.used_bytes.items()}
+        found["dropped_segments"] = {tier.value: count for tier, count in dropped_segments(session.node).items()}
     found["answers"] = [answer_fields(one) for one in answers]
     if report is not None:
         write_report(report, f"{json.dumps(found)}\n")
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        console.print(table(answers, usage))
+        console.print(table(answers, usage, load_s=session.load_s))
         console.print()
-        console.print(tier_table(ended, began))
+        console.print(tiers)
+        console.print(LEGEND, style="dim", highlight=False)
+    for line in lost:
+        console.print(f"warning: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def memory_usage(node: Node) -> Usage:
@@ -182,8 +190,8 @@ class Speaker:
         if self._streams and not is_only:
             self._write(f"> {question}\n")
 
-    def answer(self, node: Node, question: str, request: Request) -> Answer:
-        """Run a request to its end.
+    def answer(self, node: Node, question: str, request: Request, peaks: Peaks) -> Answer:
+        """Run a request to its end, with a look at the tiers after each step.
 
         Raises:
             KeyboardInterrupt: Ctrl-C came; the node has been closed.
@@ -192,6 +200,7 @@ class Speaker:
             display.read(0, len(request.prompt))
             pieces: list[str] = []
             for event in node.engine.generate(request):
+                peaks.look()
                 match event:
                     case PrefillProgress():
                         display.read(event.done_tokens, event.prompt_tokens)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from h3kv.cli.exits import ERROR
+from h3kv.cli.store_facts import make_engine, store_contents
 from h3kv.core.errors import ConfigError
-from h3kv.core.units import describe_size, parse_size
+from h3kv.core.units import TOKENS_UNIT, describe_size, parse_size
 from h3kv.tiers.cold.format import format_store
+from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.cold.verify import AreaReport, verify_store
-from h3kv.tiers.io import IoEngine
-
-_DEPTH = 16
 
 
 def make_store(place: Path, *, capacity: str | None, area: str | None, yes: str | None) -> None:
     """Format a place and say what became of it."""
     path, geometry = format_store(
         place,
-        _engine,
+        make_engine,
         capacity_bytes=_size(capacity, "capacity"),
         area_bytes=_size(area, "area"),
         yes=yes,
@@ -36,7 +34,7 @@ def make_store(place: Path, *, capacity: str | None, area: str | None, yes: str 
 def check_store(place: Path, *, as_json: bool) -> None:
     """Verify a place, print what was found, and fail if something is damaged."""
     reports = []
-    for report in verify_store(place, _engine):
+    for report in verify_store(place, make_engine):
         reports.append(report)
         if not as_json:
             _show(report)
@@ -44,8 +42,11 @@ def check_store(place: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"damage": damage, "areas": [_facts(report) for report in reports]}))
     else:
-        segments = sum(report.segments for report in reports)
-        typer.echo(f"{segments} segments in {len(reports)} areas: {f'{damage} damaged' if damage else 'all intact'}")
+        held = store_contents(resolve(place)[0])
+        typer.echo(
+            f"{sum(report.segments for report in reports)} segments in {len(reports)} areas, {held.tokens:,} tokens, "
+            f"{describe_size(held.kv_bytes)}: {f'{damage} damaged' if damage else 'all intact'}"
+        )
     if damage:
         raise typer.Exit(ERROR)
 
@@ -67,11 +68,10 @@ def _facts(report: AreaReport) -> dict[str, object]:
     }
 
 
-def _engine(files: Sequence[int]) -> IoEngine:
-    return IoEngine.open(files, depth=_DEPTH)
-
-
 def _size(text: str | None, name: str) -> int | None:
+    if text is not None and text.strip().endswith(TOKENS_UNIT):
+        rule = "a store is made for any model, and how many bytes a token takes depends on the model; give bytes"
+        raise ConfigError(f"--{name} {text}: {rule}, such as 64GiB", field=name)
     try:
         return None if text is None else parse_size(text)
     except ValueError as error:

@@ -56,16 +56,16 @@ def tier_table(now: TierSnapshot, before: TierSnapshot) -> Table:
     """One row for each tier; speeds are those between two snapshots."""
     grid = Table(title_justify="left", show_edge=False, pad_edge=False, box=None)
     grid.add_column("tier", style="dim")
-    for name in ("used", "cap", "moves", "written", "read", "write GB/s", "read GB/s"):
+    for name in ("used", "cap", "in", "out", "in GB/s", "out GB/s"):
         grid.add_column(name, justify="right")
     seconds = (now.at_ns - before.at_ns) / NS_PER_S
     for tier, statistics in now.tiers.items():
         sizes = [describe_size(statistics.used_bytes), describe_size(statistics.capacity_bytes)]
-        flows = _flows(tier, now.traffic), _flows(tier, before.traffic)
-        cells = [describe_size(amount) if amount else "-" for amount in flows[0]]
-        speeds = [_speed(after - earlier, seconds) for after, earlier in zip(*flows, strict=True)]
-        moves = f"{statistics.moves_total:,}" if statistics.moves_total else "-"
-        grid.add_row(tier.value, *sizes, moves, *cells, *speeds)
+        copied = flows(tier, now.traffic)
+        cells = [describe_size(amount) if amount else "-" for amount in copied]
+        earlier = flows(tier, before.traffic)
+        speeds = [_speed(after - start, seconds) for after, start in zip(copied, earlier, strict=True)]
+        grid.add_row(tier.value, *sizes, *cells, *speeds)
     return grid
 
 
@@ -125,8 +125,8 @@ def fallbacks(node: Node) -> list[str]:
     return [f"the cold store at {cold.path} uses {', '.join(missing)}: it is slower"] if missing else []
 
 
-def _flows(tier: Tier, traffic: Traffic) -> tuple[int, int]:
-    """Bytes written into and read out of a tier by moves and by the stream."""
+def flows(tier: Tier, traffic: Traffic) -> tuple[int, int]:
+    """Bytes copied into and out of a tier by moves and by the stream."""
     if tier is Tier.HOST:
         return traffic.to_host_bytes, traffic.to_nvme_bytes
     if tier is Tier.NVME:

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -70,11 +71,12 @@ def test_what_was_not_measured_is_null() -> None:
 def test_table_has_a_column_for_each_question_and_the_memory_once() -> None:
     out = io.StringIO()
     usage = Usage(kv_used_bytes=3 << 20, kv_cap_bytes=1 << 30, peak_rss_bytes=2 << 30)
-    Console(file=out, width=100).print(table([ANSWER, NOTHING], usage))
+    Console(file=out, width=100).print(table([ANSWER, NOTHING], usage, load_s=2.5))
     lines = out.getvalue().splitlines()
     assert lines[0].split() == ["question", "1", "question", "2"]
     assert [line.split()[-2:] for line in lines if line.startswith("time to first")] == [["2.5", "-"]]
     assert sum("3.00 MiB of 1.00 GiB" in line for line in lines) == 1
+    assert [line.split() for line in lines if line.startswith("loading")] == [["loading", "before,", "s", "2.5"]]
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 1), (50, 2), (75, 3), (76, 4), (99, 4), (100, 4)])
@@ -85,3 +87,11 @@ def test_percentile_is_the_smallest_value_that_enough_do_not_exceed(percent: int
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.01234, "0.0123"), (12.345, "12.3"), (1234.5, "1,234")])
 def test_numbers_have_three_digits(value: float | None, text: str) -> None:
     assert rounded(value) == text
+
+
+def test_speed_of_a_short_rest_is_not_shown() -> None:
+    out = io.StringIO()
+    found = replace(ANSWER, statistics=replace(ANSWER.statistics, cached_tokens={Tier.NVME: 1_450}))
+    Console(file=out, width=100).print(table([ANSWER, found], Usage(0, 1 << 30, 1 << 30), load_s=2.5))
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith("prefill")]
+    assert line.split()[-2:] == ["500", "-"]

@@ -2,6 +2,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from h3kv.cli.app import app
@@ -37,7 +38,8 @@ def test_verify_fails_when_something_is_damaged(tmp_path: Path) -> None:
         write_segments(store, [(1, 16)])
     code, out, _ = run("verify", str(tmp_path))
     assert code == 0
-    assert "1 segments in 1 areas: all intact" in out
+    assert "1 segments in 1 areas, 1,024 tokens, " in out
+    assert "all intact" in out
     place = tmp_path / "store.h3"
     content = bytearray(place.read_bytes())
     content[content.index(bytes(payload(1, 0, 4096)))] ^= 1
@@ -76,4 +78,19 @@ def test_format_names_its_own_flag_when_the_cap_is_too_small(tmp_path: Path) -> 
     assert code == 1
     assert "--capacity sets nvme.capacity" in err
     assert "--store-capacity" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_format_says_why_it_takes_no_tokens(tmp_path: Path) -> None:
+    code, _, err = run("format", str(tmp_path), "--capacity", "4096tokens")
+    assert code == 1
+    assert "how many bytes a token takes depends on the model" in err
+
+
+@pytest.mark.parametrize("arguments", [("format", ""), ("verify", ""), ("info", "--store", "")])
+def test_empty_path_is_wrong_usage(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "the path is empty" in err
     assert list(tmp_path.iterdir()) == []

@@ -1,17 +1,21 @@
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from tests.unit.cli.test_report import NOTHING
 
 from h3kv.cli.display import REDRAW_NS, TierScreen
 from h3kv.cli.tier_report import TierSnapshot, Traffic, fallbacks, take_snapshot, tier_fields, tier_table
+from h3kv.cli.tier_summary import Peaks, dropped_segments, summary_table, warnings
 from h3kv.core.types import StoreStatistics, Tier
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.pool import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.models.loader import load_model
 from h3kv.node import Node
+from h3kv.telemetry import names
 from h3kv.testing.clock import ManualClock
 from h3kv.testing.tiny_models import write_tiny_model
 from h3kv.tiers.cold import ColdStoreConfig
@@ -68,10 +72,9 @@ def test_speeds_are_those_between_two_snapshots() -> None:
     before = snapshot(1.0, Traffic(to_nvme_bytes=10**9, to_host_bytes=0, streamed_bytes=0))
     now = snapshot(3.0, Traffic(to_nvme_bytes=2 * 10**9, to_host_bytes=10**9, streamed_bytes=10**9))
     found = rows(now, before)
-    assert found["device"] == ["1.00MiB", "8.00MiB", "-", "-", "-", "-", "-"]
-    assert found["host"][:3] == ["2.00MiB", "8.00MiB", "30"]
+    assert found["device"] == ["1.00MiB", "8.00MiB", "-", "-", "-", "-"]
+    assert found["host"][:2] == ["2.00MiB", "8.00MiB"]
     assert found["host"][-2:] == ["0.50", "0.50"]
-    assert found["nvme"][2] == "1,200"
     assert found["nvme"][-2:] == ["0.50", "1.00"]
 
 
@@ -117,3 +120,23 @@ def test_snapshot_has_the_time_and_all_tiers(node: Node) -> None:
     assert taken.at_ns == 7
     assert taken.tiers == node.statistics()
     node.check_integrity()
+
+
+def test_summary_has_peaks_and_says_what_was_found_where(node: Node) -> None:
+    peaks = Peaks(node)
+    out = io.StringIO()
+    answer = replace(NOTHING, statistics=replace(NOTHING.statistics, cached_tokens={Tier.NVME: 1024}))
+    table = summary_table(node, peaks, [answer, answer], before=take_snapshot(node, 0).traffic)
+    Console(file=out, width=120).print(table)
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == ["tier", "peak", "cap", "found", "in", "out", "dropped"]
+    assert [line[0] for line in lines[1:]] == ["device", "host", "nvme"]
+    assert lines[3][-5:] == ["2,048", "tokens", "-", "-", "-"]
+    assert warnings(node) == []
+
+
+def test_segments_that_a_full_store_dropped_are_said(node: Node) -> None:
+    node.telemetry.count(names.EVICTED_SEGMENTS, tier=Tier.NVME)
+    (line,) = warnings(node)
+    assert "1 segments of up to 1,024 tokens" in line
+    assert dropped_segments(node)[Tier.NVME] == 1

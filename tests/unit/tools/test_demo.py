@@ -69,7 +69,8 @@ def test_failed_command_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None
 
 
 def report(answer: str, *, ttft_s: float, cached: int) -> dict[str, Any]:
-    return {"answers": [{"answer": answer, "ttft_s": ttft_s, "cached_tokens": cached, "prompt_tokens": 1200}]}
+    answers = [{"answer": answer, "ttft_s": ttft_s, "cached_tokens": cached, "prompt_tokens": 1200}]
+    return {"answers": answers, "load_s": 2.0, "wall_s": ttft_s + 5}
 
 
 def test_answers_are_compared_with_what_is_expected(demo: ModuleType) -> None:
@@ -82,5 +83,6 @@ def test_comparison_says_how_much_sooner_the_first_token_came(demo: ModuleType) 
     text = demo.comparison(report("", ttft_s=30.0, cached=0), report("", ttft_s=0.5, cached=1152))
     assert text == (
         "the second process found 1,152 of 1,200 prompt tokens in the store: its first token came after 0.50 s, that "
-        "of the first process after 30.00 s: 60 times sooner"
+        "of the first process after 30.00 s: 60 times sooner\n"
+        "loading counted in: after 2.5 s and 32.0 s; the whole processes took 35 s with 1 question, 6 s with 1 question"
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from h3kv.core.errors import ContextLengthError, TierFullError
+from h3kv.core.units import describe_size, parse_size
 from h3kv.engine.events import Event, Failed, Finished
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.telemetry import names
@@ -149,9 +150,9 @@ def test_request_larger_than_the_cap_is_refused_with_a_cap_that_works(prompt: in
     with pytest.raises(TierFullError) as caught:
         submit(rig, prompt_tokens(25, prompt), max_new_tokens=answer)
     message = str(caught.value)
-    assert f"{prompt} prompt tokens + {answer} answer tokens" in message
-    assert f"{caught.value.needed_bytes} bytes" in message
-    enough_bytes = int(message.split("at least ")[1].split(",", maxsplit=1)[0])
+    assert f"{prompt:,} prompt tokens + {answer:,} answer tokens" in message
+    assert describe_size(caught.value.needed_bytes) in message
+    enough_bytes = parse_size(message.split("at least ")[1].split(",", maxsplit=1)[0])
     other = make_rig(capacity_blocks=enough_bytes // LAYOUT.block_bytes)
     assert other.store.statistics().capacity_bytes <= enough_bytes
     tokens, _ = other.answer(prompt_tokens(25, prompt), max_new_tokens=answer)

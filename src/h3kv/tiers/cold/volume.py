@@ -195,7 +195,7 @@ def write_through(place: OpenPlace, ops: OpQueue, steps: Sequence[Sequence[Op]])
 def _refusal(path: Path, found: set[int]) -> StoreFormatError:
     """Why a place without a valid superblock is left alone."""
     if not found:
-        message = f"{path} is not a cold store, and nothing on it is overwritten: name another place, or `h3 format` it"
+        message = f"{path} is not a cold store, and nothing on it is overwritten: name another place"
     elif FORMAT_VERSION not in found:
         message = (
             f"{path} is a cold store of format {max(found)}, this version reads format {FORMAT_VERSION}: use the "

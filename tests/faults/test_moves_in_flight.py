@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from h3kv.core.types import Tier
-from h3kv.engine.interrupts import interrupts_deferred
+from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.waiting import need_of
 from h3kv.telemetry import names
@@ -163,3 +163,18 @@ def test_interrupt_waits_for_the_end_of_the_block_that_defers_it() -> None:
     assert done
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupt_in_a_long_wait_is_heard_before_the_block_ends() -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            check_interrupt()
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert not done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

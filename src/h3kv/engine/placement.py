@@ -17,7 +17,7 @@ from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
-from h3kv.engine.interrupts import interrupts_deferred
+from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 from h3kv.engine.segment import Arrival, Phase, Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import ViewableStore
@@ -122,7 +122,8 @@ class Placer:
                 left_ns = deadline_ns - self._clock.now_ns()
                 if self._cold is None or not (waits and self.is_moving) or left_ns <= 0:
                     return False
-                self._cold.wait(left_ns)
+                check_interrupt()
+                self._cold.wait(min(left_ns, NS_PER_S))
                 self.poll_cold()
         finally:
             self._plan([policy.RoomNeeded(Tier.HOST, 0)])

@@ -166,15 +166,25 @@ class KvPool:
         Raises:
             TierFullError: the room is in use by others. Nothing is held then.
         """
-        with interrupts_deferred():
-            mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
-            try:
-                self.placer.tick()
-                return self._start(need, mounts, is_alone=is_alone)
-            except BaseException:
-                for mount in mounts:
-                    self.segments.unpin(mount.segment)
-                raise
+        opened: list[SequenceKv] = []
+        try:
+            with interrupts_deferred():
+                opened.append(self._open(need, is_alone=is_alone))
+        except BaseException:
+            for kv in opened:
+                self.close_sequence(kv, ())
+            raise
+        return opened[0]
+
+    def _open(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
+        mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
+        try:
+            self.placer.tick()
+            return self._start(need, mounts, is_alone=is_alone)
+        except BaseException:
+            for mount in mounts:
+                self.segments.unpin(mount.segment)
+            raise
 
     def _start(self, need: KvNeed, mounts: list[Mount], *, is_alone: bool) -> SequenceKv:
         """A sequence over these mounts, or over fewer of them."""

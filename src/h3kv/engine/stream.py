@@ -19,7 +19,7 @@ from h3kv.core.limits import ATTEND_BATCH_PAGES
 from h3kv.core.ports import Clock, PersistentStore
 from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
 from h3kv.core.units import NS_PER_S
-from h3kv.engine.interrupts import interrupts_deferred
+from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 
 
 class ViewableStore(Protocol):
@@ -128,28 +128,14 @@ class SlabStream:
 
     def take(self, slabs: Sequence[SlabKey]) -> list[int]:
         """See `SlabSource.take`."""
-        self._poll()
-        # A group at a time, since each taking and each attention over what was taken costs as much for one as for many.
-        # Half of the slots at most: the others are filled meanwhile.
-        group = max(len(self._views) // FILL_SHARE, 1)
-        addresses = [self._wait_for(slabs[0])]
+        addresses: list[int] = []
         try:
-            for slab in slabs[1:group]:
-                if slab not in self._fetching and slab not in self._ready:
-                    break
-                addresses.append(self._wait_for(slab))
-        except H3Error as error:
-            # Its turn comes: it is the first one next time.
-            self._failed[slabs[len(addresses)]] = error
+            with interrupts_deferred():
+                self._poll()
+                self._take_group(slabs, addresses)
         except BaseException:
             self.give_back(slabs[: len(addresses)])
             raise
-        with interrupts_deferred():
-            for slab in slabs[len(addresses) : len(self._views) // 2]:
-                address = self._take_ready(slab)
-                if address is None:
-                    break
-                addresses.append(address)
         return addresses
 
     def give_back(self, slabs: Sequence[SlabKey]) -> None:
@@ -198,18 +184,41 @@ class SlabStream:
         used = [*reading, *self._ready.values(), *self._taken.values()]
         assert sorted(slot.slot for slot in [*used, *self._free]) == sorted(slot.slot for slot in self._views)
 
+    def _take_group(self, slabs: Sequence[SlabKey], addresses: list[int]) -> None:
+        """Append the addresses of the first slabs.
+
+        A group at a time, since each taking and each attention over what was taken costs as much for one as for many;
+        of what has come besides, half of the slots at most: the others are filled meanwhile.
+        """
+        group = max(len(self._views) // FILL_SHARE, 1)
+        addresses.append(self._wait_for(slabs[0]))
+        try:
+            for slab in slabs[1:group]:
+                if slab not in self._fetching and slab not in self._ready:
+                    break
+                addresses.append(self._wait_for(slab))
+        except H3Error as error:
+            # Its turn comes: it is the first one next time.
+            self._failed[slabs[len(addresses)]] = error
+            return
+        for slab in slabs[len(addresses) : len(self._views) // 2]:
+            address = self._take_ready(slab)
+            if address is None:
+                return
+            addresses.append(address)
+
     def _wait_for(self, slab: SlabKey) -> int:
         deadline_ns = self._clock.now_ns() + self._wait_ns
         while True:
-            with interrupts_deferred():
-                address = self._try_take(slab)
+            address = self._try_take(slab)
             if address is not None:
                 return address
+            check_interrupt()
             left_ns = deadline_ns - self._clock.now_ns()
             if left_ns <= 0:
                 message = f"slab {slab} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
                 raise SlabUnavailableError(message, key=slab)
-            self._cold.wait(left_ns)
+            self._cold.wait(min(left_ns, NS_PER_S))
             self._poll()
 
     def _try_take(self, slab: SlabKey) -> int | None:

@@ -112,7 +112,7 @@ def test_part_of_the_path_is_a_file(tmp_path: Path) -> None:
 def test_file_that_is_no_store_is_never_overwritten(tmp_path: Path, size: int) -> None:
     place = tmp_path / "thesis.pdf"
     place.write_bytes(b"%" * size)
-    with pytest.raises(StoreFormatError, match=r"not a cold store.*h3 format"):
+    with pytest.raises(StoreFormatError, match=r"not a cold store.*name another place"):
         open_store(place)
     assert place.read_bytes() == b"%" * size
 

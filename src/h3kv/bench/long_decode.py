@@ -84,7 +84,7 @@ class LongSequence:
 
         for start in range(0, tokens, chunk_tokens):
             count = min(chunk_tokens, tokens - start)
-            self._node.pool.placer.tick()
+            self._node.pool.tick()
             self.kv.prepare(count)
             k_TKD, v_TKD = noise(count, config.kv_heads), noise(count, config.kv_heads)
             q_THD = noise(1, config.heads)
@@ -96,7 +96,7 @@ class LongSequence:
     def step(self) -> float:
         """Decode one token, as the engine does. Returns its seconds."""
         begin_ns = time.perf_counter_ns()
-        self._node.pool.placer.tick()
+        self._node.pool.tick()
         self.kv.prepare(1)
         logits_TV = self._decoder.forward(torch.tensor([self._token]), self.kv, logits="last")
         self._token = int(logits_TV[-1].argmax())

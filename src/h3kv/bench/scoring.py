@@ -41,7 +41,7 @@ def window_loss(decoder: Decoder, pool: KvPool, tokens: Sequence[int], *, chunk_
     try:
         for start in range(0, len(tokens) - 1, chunk_tokens):
             end = min(start + chunk_tokens, len(tokens) - 1)
-            pool.placer.tick()
+            pool.tick()
             kv.prepare(end - start)
             logits_TV = decoder.forward(torch.tensor(tokens[start:end]), kv, logits="all")
             kv.settle(())

@@ -24,7 +24,7 @@ from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import Census, KvParts, SequenceKv
 from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
-from h3kv.engine.window import ArenaStore, Window, WindowConfig
+from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
 from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan_device
@@ -278,8 +278,7 @@ class KvPool:
         if self._device is None:
             return None
         assert isinstance(self._home, HostStore)
-        config = WindowConfig(blocks=self._tiering.window_tokens // BLOCK_TOKENS)
-        return Window(self._device, self._home, self.layout, config)
+        return Window(self._device, self._home, self.layout, blocks=self._tiering.window_tokens // BLOCK_TOKENS)
 
     def _commit(self, blocks: int) -> None:
         """Count a sequence in, so that all that run can reach their longest."""

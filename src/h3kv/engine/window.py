@@ -10,7 +10,6 @@ Each block has slots of its own, one for each layer, so that it comes and goes a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -33,14 +32,6 @@ class ArenaStore(AddressableStore, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class WindowConfig:
-    """What of a sequence stays on the device."""
-
-    blocks: int
-    """Newest whole blocks that stay, at least 1."""
-
-
 class Window:
     """Device slots of one sequence, from the first chunk to `close`.
 
@@ -48,14 +39,14 @@ class Window:
         device: where the blocks lie.
         home: where they go when they leave.
         layout: of both.
-        config: how much stays.
+        blocks: newest whole blocks that stay, at least 1.
     """
 
-    def __init__(self, device: ArenaStore, home: ArenaStore, layout: CacheLayout, config: WindowConfig) -> None:
+    def __init__(self, device: ArenaStore, home: ArenaStore, layout: CacheLayout, *, blocks: int) -> None:
         self._device = device
         self._home = home
         self._layout = layout
-        self._config = config
+        self._blocks = blocks
         self._slots: dict[int, list[SlotHandle]] = {}
         self._addresses: dict[int, tuple[int, ...]] = {}
 
@@ -64,7 +55,7 @@ class Window:
 
     def first_kept(self, whole_blocks: int) -> int:
         """The first block that stays, of a sequence with so many whole blocks; the sink stays besides."""
-        return max(whole_blocks - self._config.blocks, 0)
+        return max(whole_blocks - self._blocks, 0)
 
     def take(self, blocks: Sequence[int]) -> list[tuple[int, ...]]:
         """Room for these blocks. Returns for each the address in every layer.

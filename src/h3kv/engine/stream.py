@@ -95,8 +95,6 @@ class SlabStream:
         self._poll = poll
         self._clock = clock
         self._wait_ns = wait_ns
-        # As asked for, and of these what did not lie in memory or come by itself.
-        self._asked: list[SlabKey] = []
         self._plan: list[SlabKey] = []
         self._next = 0
         self._repeats = True
@@ -116,10 +114,9 @@ class SlabStream:
             repeats: whether the step after it is expected to read them again.
         """
         self._repeats = repeats
-        if list(slabs) != self._asked:
+        if list(slabs) != self._plan:
             self._abandon()
-            self._asked = list(slabs)
-            self._plan = [slab for slab in slabs if self._is_to_fetch(self._locate(slab))]
+            self._plan = list(slabs)
             self._next = 0
         elif self._plan:
             # What was read beyond the end of the last step is the beginning of this one.
@@ -171,7 +168,7 @@ class SlabStream:
         """Forget the plan and wait until nothing is written into the staging slots any more, as long as a slab may
         take.
         """
-        self._asked, self._plan = [], []
+        self._plan = []
         self._abandon()
         deadline_ns = self._clock.now_ns() + self._wait_ns
         while self._orphans and self._clock.now_ns() < deadline_ns:
@@ -239,6 +236,8 @@ class SlabStream:
             self._free.append(self._ready.popitem()[1])
         if self._free:
             self._fetch([(slab, found.handle, found.size_bytes)])
+            # Reading ahead goes on from here: it skips what it has, and takes up what was discarded.
+            self._next = self._plan.index(slab) + 1 if slab in self._plan else self._next
         return None
 
     def _is_to_fetch(self, found: Readable) -> bool:
@@ -260,10 +259,11 @@ class SlabStream:
         ahead = len(self._plan) if self._repeats else max(len(self._plan) - self._next, 0)
         for _ in range(ahead):
             slab = self._plan[self._next % len(self._plan)]
-            is_known = slab in self._fetching or slab in self._ready or slab in self._taken or slab in wanted
-            if len(wanted) == len(self._free) or is_known:
+            if len(wanted) == len(self._free):
                 break
             self._next += 1
+            if slab in self._fetching or slab in self._ready or slab in self._taken or slab in wanted:
+                continue
             found = self._locate(slab)
             if found.handle is not None and self._is_to_fetch(found):
                 wanted[slab] = (slab, found.handle, found.size_bytes)

@@ -123,6 +123,20 @@ def test_slab_in_memory_is_read_where_it_lies() -> None:
     world.close()
 
 
+def test_reading_ahead_falls_into_step_again_after_a_surprise() -> None:
+    world = World(4)
+    world.resident = {SLABS[3]: 12345}
+    world.stream.plan(SLABS)
+    world.resident = {}
+    steps = 4
+    for _ in range(steps):
+        assert [slab for slab, _ in world.step()] == SLABS
+        world.stream.plan(SLABS)
+    read = world.stream.bytes_fetched_total // SLAB_BYTES
+    assert read <= steps * len(SLABS) + 2 * 4, "each surprise costs a few slabs, once"
+    world.close()
+
+
 def test_corrupt_slab_is_an_error_and_the_others_still_come() -> None:
     world = World(4, corrupt=(2,))
     world.stream.plan(SLABS)

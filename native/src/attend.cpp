@@ -17,6 +17,10 @@
 //
 // Pages may come in runs. What a unit has summed up stays in the state between runs, and runs end where a kernel ends a
 // batch of pages: however the pages are cut into runs, the same numbers are added in the same order.
+//
+// Over pages of codes, up to kCodeRowsMax query rows are multiplied with the codes as they lie. For more rows a batch of
+// pages is decoded into raw pages that stay in cache, and the raw kernels run. Both work on rotated numbers: queries are
+// rotated first, and the result last.
 namespace h3 {
 namespace {
 
@@ -28,49 +32,133 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kLog2e = 1.44269504088896341f;
 
+bool has_codes(const AttendArgs& a) { return a.encoding != Encoding::kRaw; }
+
+// One query row in fp32, rotated where the pages are. Row order is (token, query head of the group): neighbours share
+// their position.
+void load_row(const AttendArgs& a, int kv_head, int row, float* wide) {
+  const int group = a.heads / a.kv_heads;
+  const std::int64_t at = (static_cast<std::int64_t>(row / group) * a.heads + kv_head * group + row % group) * a.head_dim;
+  to_fp32(static_cast<const char*>(a.q) + at * size_bytes(a.q_dtype), a.q_dtype, wide, a.head_dim);
+  if (has_codes(a)) rotate_rows(wide, 1, a.head_dim);
+}
+
+// Raw pages of one thread, into which a batch of codes is decoded. fp16 pages become fp32 ones, whose kernel takes the same
+// query rows.
+class DecodedPages {
+ public:
+  const Page* decode(const AttendArgs& a, const Page* pages, int count) {
+    const std::int64_t part = static_cast<std::int64_t>(kPageTokens) * a.head_dim * 4;
+    memory_.resize(static_cast<std::size_t>(2 * kBatchPages * kPageTokens * a.head_dim));
+    char* at = reinterpret_cast<char*>(memory_.data());
+    const auto decode = kernels().decode_page[dtype(a) == DType::kBf16][static_cast<int>(a.encoding)];
+    for (int i = 0; i < count; ++i, at += 2 * part) {
+      pages_[i] = pages[i];
+      pages_[i].keys = reinterpret_cast<std::uint64_t>(at);
+      pages_[i].values = reinterpret_cast<std::uint64_t>(at + part);
+      decode(pages[i], a.head_dim, at, at + part);
+    }
+    return pages_;
+  }
+
+  static DType dtype(const AttendArgs& a) { return a.page_dtype == DType::kBf16 ? DType::kBf16 : DType::kFp32; }
+
+ private:
+  std::vector<float> memory_;
+  Page pages_[kBatchPages];
+};
+
 // Running softmax of some query rows of one KV head: everything that one unit of work needs.
 class Rows {
  public:
-  // Row order is (token, query head of the group): neighbours share their position.
   void prepare(const AttendArgs& a, int kv_head, int token_first, int token_count) {
-    group_ = a.heads / a.kv_heads;
+    const int group = a.heads / a.kv_heads;
     head_dim_ = a.head_dim;
-    count_ = token_count * group_;
+    count_ = token_count * group;
     const auto size = static_cast<std::size_t>(count_) * static_cast<std::size_t>(a.head_dim);
-    const std::size_t floats = std::max(size, packed_.size());
-    packed_.resize(floats);
+    packed_.resize(std::max(size, packed_.size()));
     positions_.resize(static_cast<std::size_t>(count_));
     float wide[kHeadDimMax];
     const int packed_floats = a.head_dim / pack(a.page_dtype);
     for (int r = 0; r < count_; ++r) {
-      const int token = token_first + r / group_;
-      const std::int64_t at = (static_cast<std::int64_t>(token) * a.heads + kv_head * group_ + r % group_) * head_dim_;
-      to_fp32(static_cast<const char*>(a.q) + at * size_bytes(a.q_dtype), a.q_dtype, wide, head_dim_);
+      load_row(a, kv_head, token_first * group + r, wide);
       kernels().pack_rows[static_cast<int>(a.page_dtype)](wide, packed_.data() + r * packed_floats, head_dim_);
-      positions_[static_cast<std::size_t>(r)] = a.position + token;
+      positions_[static_cast<std::size_t>(r)] = a.position + token_first + r / group;
     }
   }
 
-  void attend(const AttendArgs& a, const Page* pages, int page_count, float* out, float* maximum, float* sum) const {
-    const RowBlock block{packed_.data(), positions_.data(), out,        maximum,   sum,
-                         pages,          count_,            head_dim_,  page_count, a.scale * kLog2e};
-    kernels().attend_rows[static_cast<int>(a.page_dtype)](block);
+  void attend(const AttendArgs& a, const Page* pages, int page_count, float* out, float* maximum, float* sum) {
+    if (!has_codes(a)) return attend_raw(a, a.page_dtype, pages, page_count, out, maximum, sum);
+    for (int p = 0; p < page_count; p += kBatchPages) {
+      const int count = std::min(kBatchPages, page_count - p);
+      attend_raw(a, DecodedPages::dtype(a), decoded_.decode(a, pages + p, count), count, out, maximum, sum);
+    }
   }
 
-  int count() const { return count_; }
-
  private:
+  void attend_raw(const AttendArgs& a, DType dtype, const Page* pages, int page_count, float* out, float* maximum,
+                  float* sum) const {
+    const RowBlock block{packed_.data(), positions_.data(), out,        maximum,   sum,
+                         pages,          count_,            head_dim_,  page_count, a.scale * kLog2e};
+    kernels().attend_rows[static_cast<int>(dtype)](block);
+  }
+
   std::vector<float> packed_;
   std::vector<int> positions_;
-  int group_ = 1;
+  DecodedPages decoded_;
   int head_dim_ = 0;
   int count_ = 0;
+};
+
+// The few rows of each KV head in parts, made once for all units.
+class PartedRows {
+ public:
+  void prepare(const AttendArgs& a, int rows) {
+    rows_ = rows;
+    head_dim_ = a.head_dim;
+    parts_each_ = query_parts(a.encoding, a.page_dtype);
+    const auto count = static_cast<std::size_t>(a.kv_heads * rows);
+    parts_.resize(count * static_cast<std::size_t>(parts_each_ * a.head_dim));
+    scales_.resize(count);
+    sums_.resize(count);
+    positions_.resize(static_cast<std::size_t>(rows));
+    float wide[kHeadDimMax];
+    for (int head = 0; head < a.kv_heads; ++head) {
+      for (int r = 0; r < rows; ++r) {
+        const int at = head * rows + r;
+        load_row(a, head, r, wide);
+        pack_code_rows(wide, 1, head_dim_, parts_each_, parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at,
+                       sums_.data() + at);
+      }
+    }
+    for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
+  }
+
+  void attend(const AttendArgs& a, int head, const Page* pages, int page_count, float* out, float* maximum,
+              float* sum) const {
+    const int at = head * rows_;
+    const CodeRows rows{parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at, sums_.data() + at,
+                        rows_, parts_each_, head_dim_};
+    const CodeBlock block{rows, positions_.data(), out, maximum, sum, pages, page_count,
+                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e};
+    kernels().attend_codes[static_cast<int>(a.encoding)](block);
+  }
+
+ private:
+  std::vector<std::int8_t> parts_;
+  std::vector<float> scales_;
+  std::vector<float> sums_;
+  std::vector<int> positions_;
+  int rows_ = 0;
+  int parts_each_ = 0;
+  int head_dim_ = 0;
 };
 
 void put_row(const AttendArgs& a, int token, int head, const float* out, float maximum, float sum) {
   float row[kHeadDimMax];
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // NaN stays NaN
   for (int d = 0; d < a.head_dim; ++d) row[d] = out[d] * inverse;
+  if (has_codes(a)) rotate_rows(row, 1, a.head_dim);
   const std::int64_t at = (static_cast<std::int64_t>(token) * a.heads + head);
   from_fp32(row, a.out_dtype, static_cast<char*>(a.out) + at * a.head_dim * size_bytes(a.out_dtype), a.head_dim);
   a.lse[at] = sum == 0.0f ? kNothing : maximum * kLn2 + std::log(sum);
@@ -163,6 +251,12 @@ void attend(const AttendArgs& a) {
   const int part_first = a.page_first / cut.pages_each;
   const int part_last = std::max(part_first + 1, (a.page_last + cut.pages_each - 1) / cut.pages_each);
   const int units = (part_last - part_first) * cut.blocks * a.kv_heads;
+  thread_local PartedRows parted_of_caller;
+  const PartedRows* parted = nullptr;
+  if (has_codes(a) && cut.rows <= kCodeRowsMax) {
+    parted_of_caller.prepare(a, cut.rows);
+    parted = &parted_of_caller;
+  }
   parallel(units, a.threads, cut.blocks > 1 ? Share::kOne : Share::kGuided, [&](int begin, int end) {
     thread_local Rows rows;
     for (int unit = begin; unit < end; ++unit) {
@@ -170,15 +264,21 @@ void attend(const AttendArgs& a) {
       const int part = part_first + unit / a.kv_heads / cut.blocks;
       // The last tokens see most: longest work first.
       const int token = (cut.blocks - 1 - unit / a.kv_heads % cut.blocks) * cut.block;
-      rows.prepare(a, head, token, std::min(cut.block, a.tokens - token));
+      const int row_count = std::min(cut.block, a.tokens - token) * cut.group;
       const Sums sums(cut, state, part, head, token * cut.group);
       const int start = part * cut.pages_each;
       const int first = std::max(a.page_first, start);
       const int last = std::min(a.page_last, start + cut.pages_each);
-      if (first == start) sums.clear(rows.count(), a.head_dim);
-      rows.attend(a, a.pages + head * a.pages_stride + first, last - first, sums.out, sums.maximum, sums.sum);
+      if (first == start) sums.clear(row_count, a.head_dim);
+      const Page* pages = a.pages + head * a.pages_stride + first;
+      if (parted != nullptr) {
+        parted->attend(a, head, pages, last - first, sums.out, sums.maximum, sums.sum);
+      } else {
+        rows.prepare(a, head, token, row_count / cut.group);
+        rows.attend(a, pages, last - first, sums.out, sums.maximum, sums.sum);
+      }
       if (!is_last || cut.parts > 1) continue;
-      for (int r = 0; r < rows.count(); ++r)
+      for (int r = 0; r < row_count; ++r)
         put_row(a, token + r / cut.group, head * cut.group + r % cut.group, sums.out + r * a.head_dim, sums.maximum[r],
                 sums.sum[r]);
     }

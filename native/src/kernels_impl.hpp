@@ -10,6 +10,7 @@
 #pragma once
 
 #include <math.h>
+#include <string.h>
 
 #include "convert.hpp"
 #include "h3/dispatch.hpp"
@@ -431,12 +432,32 @@ inline std::uint64_t read_bytes(const void* data, std::size_t size, int variant)
   }
 }
 
+}  // namespace h3::H3_ISA
+
+#include "codes_impl.hpp"
+#include "codes_decode_impl.hpp"
+
+namespace h3::H3_ISA {
+
 constexpr Kernels kKernels = {
     {pack_rows<Fp32>, pack_rows<Bf16>, pack_rows<Fp16>},
     {attend_rows<Fp32>, attend_rows<Bf16>, attend_rows<Fp16>},
     {linear_rows<Fp32>, linear_rows<Bf16>, linear_rows<Fp16>},
     rms_norm,
     read_bytes,
+    {
+        {nullptr, score_codes<ByteKeys>, score_codes<SplitKeys>, score_codes<NibbleKeys>},
+        {nullptr, nullptr, score_codes<PlaneKeys>, score_codes<NibbleKeys>},
+        {nullptr, sum_codes<ByteValues>, sum_codes<NibbleValues>, sum_codes<NibbleValues>},
+        {nullptr, decode_rows<ByteKeys, ByteValues>, decode_rows<SplitKeys, NibbleValues>,
+         decode_rows<NibbleKeys, NibbleValues>},
+    },
+    {nullptr, attend_codes<ByteKeys, ByteValues>, attend_codes<SplitKeys, NibbleValues>,
+     attend_codes<NibbleKeys, NibbleValues>},
+    {{nullptr, decode_page<Fp32, ByteKeys, ByteValues>, decode_page<Fp32, SplitKeys, NibbleValues>,
+      decode_page<Fp32, NibbleKeys, NibbleValues>},
+     {nullptr, decode_page<Bf16, ByteKeys, ByteValues>, decode_page<Bf16, SplitKeys, NibbleValues>,
+      decode_page<Bf16, NibbleKeys, NibbleValues>}},
 };
 
 }  // namespace h3::H3_ISA

@@ -14,6 +14,7 @@
 #include "h3/memory.hpp"
 #include "h3/transform.hpp"
 #include "module_io.hpp"
+#include "module_retrieve.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,11 +48,11 @@ void isa_select(const std::string& name) {
 }
 
 void attend(Address q, Address out, Address lse, Address pages, std::int64_t pages_stride,
-            int q_dtype, int out_dtype, int page_dtype, int tokens, int heads, int kv_heads, int head_dim,
+            int q_dtype, int out_dtype, int page_dtype, int encoding, int tokens, int heads, int kv_heads, int head_dim,
             int page_count, int position, float scale, int threads, int page_first, int page_last, Address state) {
   h3::attend({at(q), at(out), at<float>(lse), at<h3::Page>(pages), pages_stride,
               static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(out_dtype), static_cast<h3::DType>(page_dtype),
-              tokens, heads, kv_heads, head_dim, page_count, position, scale, threads, page_first, page_last,
+              static_cast<h3::Encoding>(encoding), tokens, heads, kv_heads, head_dim, page_count, position, scale, threads, page_first, page_last,
               at<float>(state)});
 }
 
@@ -66,9 +67,9 @@ std::int64_t attend_state_floats(int tokens, int heads, int kv_heads, int head_d
 }
 
 void append(Address k, Address v, Address pages, std::int64_t pages_stride, std::int64_t index, int tokens,
-            int kv_heads, int head_dim, int dtype, int threads) {
+            int kv_heads, int head_dim, int dtype, int encoding, int threads) {
   h3::append({at(k), at(v), at<h3::Page>(pages), pages_stride, index, tokens, kv_heads, head_dim,
-              static_cast<h3::DType>(dtype), threads});
+              static_cast<h3::DType>(dtype), static_cast<h3::Encoding>(encoding), threads});
 }
 
 void copy_pages(Address sources, Address targets, int count, std::int64_t page_bytes, int threads) {
@@ -114,4 +115,5 @@ NB_MODULE(_native, m) {
   m.def("linear", &linear, Released());
   m.def("read_all", &read_all, Released());
   bind_io(m);
+  bind_retrieve(m);
 }

@@ -28,6 +28,7 @@ inline Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(
 inline Vec fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline float sum_lanes(Vec a) {
   const __m256 s = _mm256_add_ps(a.lo, a.hi);
@@ -56,6 +57,7 @@ inline Bits positions_at_most(const std::int32_t* p, std::int32_t limit) {
   return {_mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpgt_epi32(low, bound), ones)),
           _mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpgt_epi32(high, bound), ones))};
 }
+inline Bits below(Vec a, Vec b) { return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)}; }
 inline Bits both(Bits a, Bits b) { return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
 inline Vec select(Bits m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
@@ -110,6 +112,76 @@ inline void store_bf16(void* p, Vec a) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+// Two of them, lane by lane.
+inline __m256i join_pairs(__m256 even, __m256 odd) {
+  return _mm256_or_si256(round_bf16(even), _mm256_slli_epi32(round_bf16(odd), 16));
+}
+inline void store_pairs(void* p, Vec even, Vec odd) {
+  auto* target = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(target, join_pairs(even.lo, odd.lo));
+  _mm256_storeu_si256(target + 1, join_pairs(even.hi, odd.hi));
+}
+
+// Codes in bytes, four to each of 16 lanes, and sums of their products.
+struct Bytes {
+  __m256i lo, hi;
+};
+using Ints = Bytes;
+inline Bytes load_bytes(const void* p) {
+  const auto* source = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(source), _mm256_loadu_si256(source + 1)};
+}
+inline Bytes fill_quad(const void* p) {
+  const __m256i quad = _mm256_set1_epi32(*static_cast<const std::int32_t*>(p));
+  return {quad, quad};
+}
+inline __m256i lower(__m256i a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+inline __m256i upper(__m256i a) { return lower(_mm256_srli_epi16(a, 4)); }
+inline __m256i raised(__m256i a) { return _mm256_slli_epi16(lower(a), 4); }
+inline Bytes low_nibbles(Bytes a) { return {lower(a.lo), lower(a.hi)}; }
+inline Bytes high_nibbles(Bytes a) { return {upper(a.lo), upper(a.hi)}; }
+// 16 * high + low of the low and of the high halves.
+inline Bytes join_low(Bytes high, Bytes low) {
+  return {_mm256_or_si256(raised(high.lo), lower(low.lo)), _mm256_or_si256(raised(high.hi), lower(low.hi))};
+}
+inline Bytes join_high(Bytes high, Bytes low) { return join_low(high_nibbles(high), high_nibbles(low)); }
+inline Ints ints_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Ints ints_add(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+template <int Bits>
+inline Ints shift_left(Ints a) { return {_mm256_slli_epi32(a.lo, Bits), _mm256_slli_epi32(a.hi, Bits)}; }
+inline Vec to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+// Two products up to 2 * 15 * 255 fit the 16 bits of `maddubs`; bytes go through it as two nibbles.
+inline __m256i add_products(__m256i acc, __m256i a, __m256i b, int factor) {
+  const __m256i pairs = _mm256_maddubs_epi16(a, b);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<short>(factor))));
+}
+// codes up to 15, quads of signed numbers
+inline Ints dot_nibbles(Ints acc, Bytes codes, Bytes quad) {
+  return {add_products(acc.lo, codes.lo, quad.lo, 1), add_products(acc.hi, codes.hi, quad.hi, 1)};
+}
+// codes up to 255, quads of signed numbers
+inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) {
+  acc = dot_nibbles(acc, low_nibbles(codes), quad);
+  return {add_products(acc.lo, upper(codes.lo), quad.lo, 16), add_products(acc.hi, upper(codes.hi), quad.hi, 16)};
+}
+// codes up to 15, quads of numbers up to 255
+inline Ints dot_unsigned(Ints acc, Bytes codes, Bytes quad) {
+  return {add_products(acc.lo, quad.lo, codes.lo, 1), add_products(acc.hi, quad.hi, codes.hi, 1)};
+}
+// (a >> Shift) & 255 of each lane
+template <int Shift>
+inline __m256 half_byte_at(__m256i a) {
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(a, Shift), _mm256_set1_epi32(255)));
+}
+template <int Shift>
+inline Vec byte_at(Bytes a) { return {half_byte_at<Shift>(a.lo), half_byte_at<Shift>(a.hi)}; }
+// Whole numbers 0 to 255 as 16 bytes.
+inline void store_bytes(std::uint8_t* p, Vec a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 struct Word {
@@ -129,5 +201,9 @@ inline std::uint64_t word_fold(Word a) {
 // Sixteen registers: 3 x 2 tiles of two registers leave four for operands.
 constexpr int kTileRows = 3;
 constexpr int kTileVectors = 2;
+
+// The same of sums of codes, where rows count once for each part.
+constexpr int kCodeTileRows = 3;
+constexpr int kCodeTileSums = 3;
 
 }  // namespace h3::H3_ISA

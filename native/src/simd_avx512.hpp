@@ -18,6 +18,7 @@ inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline float sum_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
 inline float max_lanes(Vec a) { return _mm512_reduce_max_ps(a); }
@@ -26,6 +27,7 @@ inline Bits lanes_below(int n) { return static_cast<Bits>(n >= 16 ? 0xffff : n <
 inline Bits positions_at_most(const std::int32_t* p, std::int32_t limit) {
   return _mm512_cmple_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(limit));
 }
+inline Bits below(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Bits both(Bits a, Bits b) { return a & b; }
 inline Vec select(Bits m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
 
@@ -52,6 +54,51 @@ inline void store_bf16(void* p, Vec a) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a));
 }
 
+// Two of them, lane by lane.
+inline void store_pairs(void* p, Vec even, Vec odd) {
+  const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+  const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(packed));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(packed, 1));
+  _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
+// Codes in bytes, four to each of 16 lanes, and sums of their products.
+using Bytes = __m512i;
+using Ints = __m512i;
+inline Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+inline Bytes fill_quad(const void* p) { return _mm512_set1_epi32(*static_cast<const std::int32_t*>(p)); }
+inline Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi32(a, 4), _mm512_set1_epi8(15)); }
+// a where the mask's bits are set, b elsewhere.
+inline Bytes choose(Bytes mask, Bytes a, Bytes b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
+// 16 * high + low of the low and of the high halves.
+inline Bytes join_low(Bytes high, Bytes low) {
+  return choose(_mm512_set1_epi8(15), low, _mm512_slli_epi32(high, 4));
+}
+inline Bytes join_high(Bytes high, Bytes low) {
+  return choose(_mm512_set1_epi8(15), _mm512_srli_epi32(low, 4), high);
+}
+inline Ints ints_zero() { return _mm512_setzero_si512(); }
+inline Ints ints_add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+template <int Bits>
+inline Ints shift_left(Ints a) { return _mm512_slli_epi32(a, Bits); }
+inline Vec to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+// codes up to 255, quads of signed numbers
+inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) { return _mm512_dpbusd_epi32(acc, codes, quad); }
+// codes up to 15, quads of signed numbers
+inline Ints dot_nibbles(Ints acc, Bytes codes, Bytes quad) { return _mm512_dpbusd_epi32(acc, codes, quad); }
+// codes up to 15, quads of numbers up to 255
+inline Ints dot_unsigned(Ints acc, Bytes codes, Bytes quad) { return _mm512_dpbusd_epi32(acc, quad, codes); }
+// (a >> Shift) & 255 of each lane
+template <int Shift>
+inline Vec byte_at(Bytes a) {
+  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(a, Shift), _mm512_set1_epi32(255)));
+}
+// Whole numbers 0 to 255 as 16 bytes.
+inline void store_bytes(std::uint8_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 struct Word {
@@ -70,5 +117,9 @@ inline std::uint64_t word_fold(Word a) {
 // Accumulators of the largest register tile: rows x vectors, with room for one column of B and one broadcast.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 4;
+
+// The same of sums of codes, where rows count once for each part.
+constexpr int kCodeTileRows = 8;
+constexpr int kCodeTileSums = 24;
 
 }  // namespace h3::H3_ISA

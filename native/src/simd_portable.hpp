@@ -31,6 +31,8 @@ inline Vec add(const Vec& a, const Vec& b) H3_LANES(a.x[i] + b.x[i])
 inline Vec sub(const Vec& a, const Vec& b) H3_LANES(a.x[i] - b.x[i])
 inline Vec mul(const Vec& a, const Vec& b) H3_LANES(a.x[i] * b.x[i])
 inline Vec fma(const Vec& a, const Vec& b, const Vec& c) H3_LANES(a.x[i] * b.x[i] + c.x[i])
+// Rounded once, as the instruction of other processors does: where results must be equal on all of them.
+inline Vec fused(const Vec& a, const Vec& b, const Vec& c) H3_LANES(std::fma(a.x[i], b.x[i], c.x[i]))
 inline Vec max(const Vec& a, const Vec& b) H3_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i])
 inline float sum_lanes(Vec a) {
   for (int width = 8; width > 0; width /= 2)
@@ -51,6 +53,11 @@ inline Bits lanes_below(int n) {
 inline Bits positions_at_most(const std::int32_t* p, std::int32_t limit) {
   Bits m;
   for (int i = 0; i < 16; ++i) m.x[i] = p[i] <= limit;
+  return m;
+}
+inline Bits below(const Vec& a, const Vec& b) {
+  Bits m;
+  for (int i = 0; i < 16; ++i) m.x[i] = a.x[i] < b.x[i];
   return m;
 }
 inline Bits both(const Bits& a, const Bits& b) {
@@ -93,6 +100,71 @@ inline void store_bf16(void* p, const Vec& a) {
   for (int i = 0; i < 16; ++i) h[i] = fp32_to_bf16(a.x[i]);
 }
 
+// Two of them, lane by lane.
+inline void store_pairs(void* p, const Vec& even, const Vec& odd) {
+  auto* h = static_cast<std::uint16_t*>(p);
+  for (int i = 0; i < 16; ++i) {
+    h[2 * i] = fp32_to_bf16(even.x[i]);
+    h[2 * i + 1] = fp32_to_bf16(odd.x[i]);
+  }
+}
+
+// Codes in bytes, four to each of 16 lanes, and sums of their products.
+struct Bytes {
+  std::uint8_t x[64];
+};
+struct Ints {
+  std::int32_t x[16];
+};
+inline Bytes load_bytes(const void* p) {
+  Bytes r;
+  std::memcpy(r.x, p, sizeof r.x);
+  return r;
+}
+inline Bytes fill_quad(const void* p) {
+  Bytes r;
+  for (int i = 0; i < 16; ++i) std::memcpy(r.x + 4 * i, p, 4);
+  return r;
+}
+#define H3_BYTES(body)          \
+  {                             \
+    Bytes r;                    \
+    for (int i = 0; i < 64; ++i) r.x[i] = static_cast<std::uint8_t>(body); \
+    return r;                   \
+  }
+#define H3_INTS(body)           \
+  {                             \
+    Ints r;                     \
+    for (int i = 0; i < 16; ++i) r.x[i] = (body); \
+    return r;                   \
+  }
+inline Bytes low_nibbles(const Bytes& a) H3_BYTES(a.x[i] & 15)
+inline Bytes high_nibbles(const Bytes& a) H3_BYTES(a.x[i] >> 4)
+// 16 * high + low of the low and of the high halves.
+inline Bytes join_low(const Bytes& high, const Bytes& low) H3_BYTES((high.x[i] & 15) << 4 | (low.x[i] & 15))
+inline Bytes join_high(const Bytes& high, const Bytes& low) H3_BYTES((high.x[i] & 240) | low.x[i] >> 4)
+inline Ints ints_zero() { return {}; }
+inline Ints ints_add(const Ints& a, const Ints& b) H3_INTS(a.x[i] + b.x[i])
+template <int Bits>
+inline Ints shift_left(const Ints& a) H3_INTS(a.x[i] * (1 << Bits))
+inline Vec to_floats(const Ints& a) H3_LANES(static_cast<float>(a.x[i]))
+inline std::int32_t signed_byte(const Bytes& a, int i) { return static_cast<std::int8_t>(a.x[i]); }
+// codes up to 255, quads of signed numbers
+inline Ints dot_bytes(const Ints& acc, const Bytes& codes, const Bytes& quad) H3_INTS(
+    acc.x[i] + codes.x[4 * i] * signed_byte(quad, 4 * i) + codes.x[4 * i + 1] * signed_byte(quad, 4 * i + 1) +
+    codes.x[4 * i + 2] * signed_byte(quad, 4 * i + 2) + codes.x[4 * i + 3] * signed_byte(quad, 4 * i + 3))
+// codes up to 15, quads of signed numbers
+inline Ints dot_nibbles(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, codes, quad); }
+// codes up to 15, quads of numbers up to 255
+inline Ints dot_unsigned(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, quad, codes); }
+// (a >> Shift) & 255 of each lane
+template <int Shift>
+inline Vec byte_at(const Bytes& a) H3_LANES(static_cast<float>(a.x[4 * i + Shift / 8]))
+// Whole numbers 0 to 255 as 16 bytes.
+inline void store_bytes(std::uint8_t* p, const Vec& a) {
+  for (int i = 0; i < 16; ++i) p[i] = a.x[i] == a.x[i] ? static_cast<std::uint8_t>(a.x[i]) : 0;
+}
+
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 struct Word {
@@ -113,6 +185,12 @@ inline std::uint64_t word_fold(const Word& a) {
 constexpr int kTileRows = 2;
 constexpr int kTileVectors = 1;
 
+// The same of sums of codes, where rows count once for each part.
+constexpr int kCodeTileRows = 3;
+constexpr int kCodeTileSums = 3;
+
 #undef H3_LANES
+#undef H3_BYTES
+#undef H3_INTS
 
 }  // namespace h3::H3_ISA

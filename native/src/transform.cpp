@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "h3/codes.hpp"
 #include "h3/dispatch.hpp"
 #include "h3/pool.hpp"
 
@@ -82,6 +83,22 @@ void append_page(const AppendArgs& a, int head, std::int64_t page_index) {
     for (int d = 0; d < a.head_dim; ++d) values[value_offset(next, d, a.head_dim, width)] = T{0};
 }
 
+// The same for pages of codes: a token at a time, rotated and coded.
+void append_codes(const AppendArgs& a, int head, std::int64_t page_index) {
+  const std::int64_t first = std::max(a.index, page_index * kPageTokens);
+  const std::int64_t last = std::min(a.index + a.tokens, (page_index + 1) * kPageTokens);
+  const Page& page = a.pages[head * a.pages_stride + page_index];
+  float k[kHeadDimMax], v[kHeadDimMax];
+  for (std::int64_t token = first; token < last; ++token) {
+    const std::int64_t from = ((token - a.index) * a.kv_heads + head) * a.head_dim * size_bytes(a.dtype);
+    to_fp32(static_cast<const char*>(a.k) + from, a.dtype, k, a.head_dim);
+    to_fp32(static_cast<const char*>(a.v) + from, a.dtype, v, a.head_dim);
+    rotate_rows(k, 1, a.head_dim);
+    rotate_rows(v, 1, a.head_dim);
+    encode_rows(a.encoding, k, v, 1, a.head_dim, page, static_cast<int>(token % kPageTokens));
+  }
+}
+
 }  // namespace
 
 void rotate(const RotateArgs& a) {
@@ -108,7 +125,8 @@ void append(const AppendArgs& a) {
     for (int unit = begin; unit < end; ++unit) {
       const int head = unit % a.kv_heads;
       const std::int64_t page = page_first + unit / a.kv_heads;
-      if (a.dtype == DType::kFp32) append_page<float>(a, head, page);
+      if (a.encoding != Encoding::kRaw) append_codes(a, head, page);
+      else if (a.dtype == DType::kFp32) append_page<float>(a, head, page);
       else append_page<std::uint16_t>(a, head, page);
     }
   });

@@ -113,6 +113,49 @@ def linear(
 def read_all(data: int, size_bytes: int, variant: int, threads: int, /) -> int:
     """See `memory.hpp`."""
 
+MISSING: Final[int]
+SEGMENT_CLUSTERS: Final[int]
+
+def seal(
+    slabs: int,
+    slab_count: int,
+    kv_heads: int,
+    head_dim: int,
+    split_keys: bool,
+    page_bytes: int,
+    blocks: int,
+    threads: int,
+    /,
+) -> None:
+    """See `seal.hpp`."""
+
+class Retrieval:
+    """See `retrieve.hpp`."""
+
+    def __init__(
+        self,
+        q: int,
+        segments: int,
+        lse: int,
+        kv_heads: int,
+        head_dim: int,
+        split_keys: bool,
+        page_bytes: int,
+        q_dtype: int,
+        page_dtype: int,
+        tokens: int,
+        heads: int,
+        segment_count: int,
+        scale: float,
+        threads: int,
+        /,
+    ) -> None: ...
+    def select(self, exact_lse: int, chosen: int, budget: int, shortlist: int, /) -> None: ...
+    def attend_chosen(
+        self, chosen: int, addresses: int, out: int, out_lse: int, chosen_lse: int, budget: int, estimate: bool, /
+    ) -> tuple[int, int]:
+        """Gives back how many clusters were read, and how many pages hold them."""
+
 def crc32c_methods() -> list[str]:
     """Ways to compute checksums that this processor has, slowest first: portable, sse42, vpclmul."""
 

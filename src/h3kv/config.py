@@ -23,7 +23,7 @@ from pydantic_settings import (
 )
 
 from h3kv.core.errors import ConfigError
-from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.limits import BLOCK_TOKENS, CLUSTER_TOKENS
 from h3kv.core.units import TokenCount, format_cap, format_size, parse_cap, parse_size
 from h3kv.engine.config import EngineConfig
 
@@ -171,6 +171,33 @@ class HostSettings(Section):
     staging_bytes: Size = 32 << 20
     """Part of that cap which slabs of the cold store are read into; no more than a quarter of it is taken, and room for
     two slabs at least. Enough to keep the disk busy while a layer is computed."""
+    index_bytes: CapOrAuto = "auto"
+    """Cap on the indexes of segments that lie in the cold store alone, beside `kv_bytes`: retrieval mode needs the
+    index of every running request in memory. `auto`: for one request of the longest context in retrieval mode, else for
+    the segment that each running request uses in part."""
+
+
+class AttentionSettings(Section):
+    """How keys and values are kept, and what a token of an answer reads of them. `h3 calibrate quality` writes this."""
+
+    encoding: Literal["raw", "int8", "k8v4", "int4"] = "raw"
+    """How keys and values are kept, in every tier: `raw` as they were computed, `int8` in 8 bits (0.53 of bf16), `k8v4`
+    keys in 8 and values in 4 (0.41), `int4` both in 4 (0.28). Another encoding finds nothing of what was stored."""
+    mode: Literal["exact", "retrieval"] = "exact"
+    """`exact`: every token reads everything. `retrieval`: the prompt does; a token of the answer reads the window, and
+    of the rest what an index finds; what it leaves out is estimated. Needs `k8v4` or `int4`."""
+    budget_tokens: Count = Field(default=2048, ge=0, multiple_of=CLUSTER_TOKENS)
+    """Tokens that each KV head reads exactly beside the window, in retrieval mode."""
+    dense_layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Layers that read everything also in retrieval mode."""
+    shortlist_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the clusters whose keys are looked at, the best by their mean keys: less of it for contexts so long that
+    looking at all takes too long."""
+    best_effort: bool = False
+    """Whether pages of the cold store that are not there in time are estimated, so that a token never waits for the
+    disk. Answers then depend on timing."""
+    recall_every: Count = Field(default=64, ge=0)
+    """Tokens from one measurement of the share of attention that retrieval catches to the next; 0: never."""
 
 
 class NvmeSettings(Section):
@@ -217,6 +244,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     device: DeviceSettings = DeviceSettings()
     host: HostSettings = HostSettings()
+    attention: AttentionSettings = AttentionSettings()
     nvme: NvmeSettings = NvmeSettings()
     tiering: TieringSettings = TieringSettings()
     engine: EngineSettings = EngineSettings()

@@ -17,7 +17,7 @@ from h3kv.attention.choice import has_native, page_kernels
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.ports import Clock
-from h3kv.core.types import DType, StoreStatistics, Tier
+from h3kv.core.types import DType, Encoding, StoreStatistics, Tier
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
@@ -34,9 +34,9 @@ from h3kv.telemetry.recorder import Recorder
 from h3kv.tiers.device import DeviceStoreConfig
 
 
-def cache_layout(config: ModelConfig, dtype: DType) -> CacheLayout:
-    """Geometry of a model's KV cache with `raw` pages in its own element type."""
-    page = PageLayout(dtype=dtype, head_dim=config.head_dim)
+def cache_layout(config: ModelConfig, dtype: DType, encoding: Encoding = Encoding.RAW) -> CacheLayout:
+    """Geometry of a model's KV cache in its own element type."""
+    page = PageLayout(dtype, config.head_dim, encoding)
     return CacheLayout(SlabLayout(page, config.kv_heads), config.layers)
 
 
@@ -69,6 +69,7 @@ class Node:
         store: DeviceStoreConfig,
         tiers: TierConfig | None = None,
         engine: EngineConfig | None = None,
+        encoding: Encoding = Encoding.RAW,
         clock: Clock | None = None,
     ) -> Node:
         """A node that is ready for requests.
@@ -78,6 +79,7 @@ class Node:
             store: cap of the KV on the device.
             tiers: HOST and cold store; all KV stays on the device where None.
             engine: defaults where None.
+            encoding: of keys and values, the same in every tier.
             clock: the machine's where None.
 
         Raises:
@@ -87,10 +89,10 @@ class Node:
         """
         weights = model.weights.embedding_VI
         dtype, device = native.DTYPES[weights.dtype], weights.device
-        layout = cache_layout(model.config, dtype)
+        layout = cache_layout(model.config, dtype, encoding)
         is_native = has_native(device, model.config.head_dim)
         arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
-        fingerprint = fingerprint_of(model, dtype=dtype, kernels=arithmetic).digest()
+        fingerprint = fingerprint_of(model, dtype=dtype, encoding=encoding, kernels=arithmetic).digest()
         telemetry, clock = Recorder(), clock or MonotonicClock()
         with contextlib.ExitStack() as stack:
             stores = TierStores.open(layout, store, tiers, fingerprint=fingerprint, telemetry=telemetry)

@@ -1,7 +1,8 @@
 """What every store of slabs must do. A subclass says how to make one; pytest then runs all of it.
 
 A store that outlives the process overrides `label` and `room_bytes`, and makes its stores with one layer, so that each
-size given to `reserve` is a segment of its own. Sources and targets are page-aligned and whole pages long.
+size given to `reserve` is a segment of its own. Sources and targets are page-aligned and
+whole pieces (`check_bytes`) long.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import pytest
 from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
 from h3kv.core.types import Completion, Fetch, Move, SlotHandle
 
-from .store_suite import DEADLINE_S, LAYOUT, PAGE_BYTES, StoreSuite, memory, payload, settle, slab
+from .slab_parts import SlabPartsContract
+from .store_suite import DEADLINE_S, memory, payload, settle, slab
 
 
-class BlockStoreContract(StoreSuite):
+class BlockStoreContract(SlabPartsContract):
     """The conformance suite of `core.ports.BlockStore`."""
 
     def test_new_store_is_empty(self) -> None:
@@ -91,20 +93,7 @@ class BlockStoreContract(StoreSuite):
         self.check_content(store, 1, handle)
         assert store.statistics().slabs_visible == 1
         assert store.statistics().moves_total == 1
-        assert store.statistics().bytes_moved_total == LAYOUT.block_bytes
-        store.check_integrity()
-        store.close()
-
-    def test_first_pages_can_be_fetched_alone(self) -> None:
-        store = self.make_store(units=1)
-        (handle,) = store.reserve([4])
-        self.put(store, self.move(1, handle))
-        for pages in (1, 3):
-            target = memory((pages + 1) * PAGE_BYTES)
-            store.submit([Fetch(slab(1), handle, target[: pages * PAGE_BYTES])])
-            assert settle(store, 1)[0].error is None
-            assert target[: pages * PAGE_BYTES] == payload(1, pages * PAGE_BYTES)
-            assert not any(target[pages * PAGE_BYTES :]), "bytes after the target were written"
+        assert store.statistics().bytes_moved_total == self.layout.block_bytes
         store.check_integrity()
         store.close()
 
@@ -112,7 +101,7 @@ class BlockStoreContract(StoreSuite):
         store = self.make_store(units=1)
         (handle,) = store.reserve([4])
         self.put(store, self.move(1, handle, blocks=2))
-        size_bytes = LAYOUT.size_bytes(2)
+        size_bytes = self.layout.size_bytes(2)
         assert self.read(store, slab(1), handle, size_bytes) == bytes(payload(1, size_bytes))
         store.check_integrity()
         store.close()
@@ -122,7 +111,7 @@ class BlockStoreContract(StoreSuite):
         first, second = store.reserve([2, 4])
         self.put(store, self.move(1, first), self.move(2, second))
         fetches = [
-            Fetch(slab(number), handle, memory(LAYOUT.size_bytes(2)))
+            Fetch(slab(number), handle, memory(self.layout.size_bytes(2)))
             for number, handle in [(1, first), (2, second), (1, first), (1, first)]
         ]
         store.submit(fetches)
@@ -130,7 +119,7 @@ class BlockStoreContract(StoreSuite):
         assert all(completion.error is None for completion in ended)
         assert sorted(id(completion.move) for completion in ended) == sorted(map(id, fetches))
         for fetch in fetches:
-            assert fetch.target == payload(fetch.key.segment, LAYOUT.size_bytes(2))
+            assert fetch.target == payload(fetch.key.segment, self.layout.size_bytes(2))
         assert store.lookup(slab(1)) == first
         store.check_integrity()
         store.close()
@@ -138,7 +127,7 @@ class BlockStoreContract(StoreSuite):
     def test_fetch_of_a_slab_that_is_not_visible_starts_nothing(self) -> None:
         store = self.make_store(units=1)
         kept, other = store.reserve([1, 1])
-        target = memory(LAYOUT.block_bytes)
+        target = memory(self.layout.block_bytes)
         for key in (slab(1), slab(2)):
             with pytest.raises(SlabBusyError):
                 store.submit([self.move(1, kept), Fetch(key, other, target)])
@@ -217,7 +206,7 @@ class BlockStoreContract(StoreSuite):
         assert store.statistics().used_bytes == 0
         assert store.statistics().slabs_visible == 0
         with pytest.raises(StaleHandleError):
-            store.submit([Fetch(slab(1), handle, memory(PAGE_BYTES))])
+            store.submit([Fetch(slab(1), handle, memory(self.layout.check_bytes))])
         with pytest.raises(StaleHandleError):
             store.release([handle])
         store.check_integrity()
@@ -247,7 +236,7 @@ class BlockStoreContract(StoreSuite):
         self.put(store, self.move(2, new))
         for key in (slab(1), slab(2)):
             with pytest.raises(StaleHandleError):
-                store.submit([Fetch(key, old, memory(PAGE_BYTES))])
+                store.submit([Fetch(key, old, memory(self.layout.check_bytes))])
         self.check_content(store, 2, new)
         store.check_integrity()
         store.close()
@@ -272,7 +261,7 @@ class BlockStoreContract(StoreSuite):
         store = self.make_store(units=1)
         (old,) = store.reserve([16])
         self.put(store, self.move(1, old))
-        fetch = Fetch(slab(1), old, memory(LAYOUT.size_bytes(16)))
+        fetch = Fetch(slab(1), old, memory(self.layout.size_bytes(16)))
         store.submit([fetch])
         store.release([old])
         assert store.lookup(slab(1)) is None
@@ -292,7 +281,7 @@ class BlockStoreContract(StoreSuite):
         errors = {completion.move.key: completion.error for completion in ended}
         assert errors[slab(2)] is None
         if errors[slab(1)] is None:
-            assert fetch.target == payload(1, LAYOUT.size_bytes(16))
+            assert fetch.target == payload(1, self.layout.size_bytes(16))
         else:
             assert isinstance(errors[slab(1)], StaleHandleError)
         self.check_content(store, 2, new)
@@ -327,20 +316,20 @@ class BlockStoreContract(StoreSuite):
         chance = random.Random(7)
         live: dict[int, SlotHandle] = {}
         stale: list[tuple[int, SlotHandle]] = []
-        source, target = memory(PAGE_BYTES), memory(PAGE_BYTES)
+        source, target = memory(self.layout.check_bytes), memory(self.layout.check_bytes)
         for number in range(1, self.churn_rounds + 1):
             if len(live) == 4:
                 gone = chance.choice(list(live))
                 stale = [*stale[-31:], (gone, live[gone])]
                 store.release([live.pop(gone)])
             (live[number],) = store.reserve([chance.choice([1, 1, 2, 4])])
-            source[:] = number.to_bytes(8, "little") * (PAGE_BYTES // 8)
+            source[:] = number.to_bytes(8, "little") * (self.layout.check_bytes // 8)
             key = slab(number)
             self.put(store, Move(key, live[number], source, self.label(key.segment)))
             reader = chance.choice(list(live))
             store.submit([Fetch(slab(reader), live[reader], target)])
             assert settle(store, 1)[0].error is None
-            expected = reader.to_bytes(8, "little") * (PAGE_BYTES // 8)
+            expected = reader.to_bytes(8, "little") * (self.layout.check_bytes // 8)
             assert bytes(target) == expected, f"another segment's bytes in round {number}"
             if stale:
                 gone, handle = chance.choice(stale)

@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from h3kv.core.layout import PageLayout, SlabLayout
 from h3kv.core.ports import BlockStore
-from h3kv.core.types import Completion, DType, Fetch, Move, SegmentId, SegmentLabel, SlabKey, SlotHandle
+from h3kv.core.types import Completion, DType, Encoding, Fetch, Move, SegmentId, SegmentLabel, SlabKey, SlotHandle
 from h3kv.memory.buddy import extent_class
 
 LAYOUT = SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16), kv_heads=2)
 UNIT_BLOCKS = 16
-PAGE_BYTES = LAYOUT.page.size_bytes
+CODES_LAYOUT = SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16, encoding=Encoding.K8V4), kv_heads=2)
+"""Pages of 1 KiB with an index behind them."""
 DEADLINE_S = 30.0
 """A move or fetch that has not ended by then is lost."""
 
@@ -53,13 +54,15 @@ class StoreSuite(abc.ABC):
     churn_rounds: ClassVar[int] = 2_000
     """Of the test that overwrites slots while they are read."""
 
+    layout: ClassVar[SlabLayout] = LAYOUT
+
     @abc.abstractmethod
     def make_store(self, units: int) -> BlockStore:
         """An empty store with room for so many slots of 16 blocks."""
 
     def room_bytes(self, *blocks: int) -> int:
         """What slots of these sizes take from the capacity."""
-        return LAYOUT.size_bytes(sum(map(extent_class, blocks)))
+        return self.layout.size_bytes(sum(map(extent_class, blocks)))
 
     def label(self, segment: SegmentId) -> SegmentLabel | None:
         """Goes with each move of that segment."""
@@ -67,7 +70,7 @@ class StoreSuite(abc.ABC):
 
     def move(self, number: int, target: SlotHandle, *, blocks: int | None = None) -> Move:
         """A slab that is named by a number and full of it."""
-        size_bytes = LAYOUT.size_bytes(target.blocks if blocks is None else blocks)
+        size_bytes = self.layout.size_bytes(target.blocks if blocks is None else blocks)
         key = slab(number)
         return Move(key, target, payload(number, size_bytes), self.label(key.segment))
 
@@ -87,5 +90,5 @@ class StoreSuite(abc.ABC):
         return bytes(target)
 
     def check_content(self, store: BlockStore, number: int, source: SlotHandle) -> None:
-        size_bytes = LAYOUT.size_bytes(source.blocks)
+        size_bytes = self.layout.size_bytes(source.blocks)
         assert self.read(store, slab(number), source, size_bytes) == bytes(payload(number, size_bytes))

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from h3kv.core.layout import SlabLayout
 from h3kv.core.ports import AddressableStore, BlockStore
 from h3kv.core.types import Tier
 from h3kv.memory.region import RegionKind
@@ -11,47 +12,60 @@ from h3kv.tiers.host import HostStore, HostStoreConfig
 
 from .addressable_store import AddressableStoreContract
 from .block_store import BlockStoreContract
-from .store_suite import LAYOUT, UNIT_BLOCKS
+from .store_suite import CODES_LAYOUT, LAYOUT, UNIT_BLOCKS
 
 
-def device_store(units: int, *, device: str = "cpu") -> DeviceStore:
-    return DeviceStore(LAYOUT, DeviceStoreConfig(LAYOUT.size_bytes(units * UNIT_BLOCKS), device))
+def device_store(units: int, *, device: str = "cpu", layout: SlabLayout = LAYOUT) -> DeviceStore:
+    return DeviceStore(layout, DeviceStoreConfig(layout.size_bytes(units * UNIT_BLOCKS), device))
 
 
-def host_store(units: int, *kinds: RegionKind) -> HostStore:
-    return HostStore(LAYOUT, HostStoreConfig(LAYOUT.size_bytes(units * UNIT_BLOCKS), kinds))
+def host_store(units: int, *kinds: RegionKind, layout: SlabLayout = LAYOUT) -> HostStore:
+    return HostStore(layout, HostStoreConfig(layout.size_bytes(units * UNIT_BLOCKS), kinds))
 
 
 class TestDeviceStore(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
-        return device_store(units)
+        return device_store(units, layout=self.layout)
+
+
+class TestDeviceStoreOfCodes(TestDeviceStore):
+    layout = CODES_LAYOUT
 
 
 class TestHostStore(AddressableStoreContract):
     churn_rounds = 100_000
 
     def make_store(self, units: int) -> AddressableStore:
-        return host_store(units, RegionKind.HUGETLB, RegionKind.MEMFD)
+        return host_store(units, RegionKind.HUGETLB, RegionKind.MEMFD, layout=self.layout)
+
+
+class TestHostStoreOfCodes(TestHostStore):
+    layout = CODES_LAYOUT
+    churn_rounds = 2_000
 
 
 class TestHostStoreInPrivateMemory(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
-        return host_store(units, RegionKind.ANONYMOUS)
+        return host_store(units, RegionKind.ANONYMOUS, layout=self.layout)
 
 
 class TestFakeStore(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
-        return FakeStore(LAYOUT, capacity_blocks=units * UNIT_BLOCKS)
+        return FakeStore(self.layout, capacity_blocks=units * UNIT_BLOCKS)
+
+
+class TestFakeStoreOfCodes(TestFakeStore):
+    layout = CODES_LAYOUT
 
 
 class TestLateFakeStore(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
-        return FakeStore(LAYOUT, capacity_blocks=units * UNIT_BLOCKS, latency_polls=3, tier=Tier.HOST)
+        return FakeStore(self.layout, capacity_blocks=units * UNIT_BLOCKS, latency_polls=3, tier=Tier.HOST)
 
 
 class TestFaultyStoreAtRateZero(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
-        return FaultyStore(device_store(units))
+        return FaultyStore(device_store(units, layout=self.layout))
 
 
 @pytest.mark.gpu
@@ -60,4 +74,4 @@ class TestDeviceStoreOnTheGpu(BlockStoreContract):
     """The processor cannot reach its addresses, so those have no test here."""
 
     def make_store(self, units: int) -> BlockStore:
-        return device_store(units, device="cuda")
+        return device_store(units, device="cuda", layout=self.layout)

@@ -29,6 +29,7 @@ from h3kv.testing.cold_segments import (
 )
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
 from h3kv.tiers.cold.geometry import MIB
+from h3kv.tiers.cold.record import FORMAT_VERSION
 
 Mount = Callable[..., Path]
 
@@ -129,8 +130,9 @@ def test_store_of_another_version_is_refused(tmp_path: Path) -> None:
     with place.open("r+b") as file:
         for at in (0, 4096):
             file.seek(at + 12)
-            file.write((2).to_bytes(4, "little"))
-    with pytest.raises(StoreFormatError, match="format 2, this version reads format 1"):
+            file.write((FORMAT_VERSION + 1).to_bytes(4, "little"))
+    told = f"format {FORMAT_VERSION + 1}, this version reads format {FORMAT_VERSION}"
+    with pytest.raises(StoreFormatError, match=told):
         open_store(tmp_path)
 
 

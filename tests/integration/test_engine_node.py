@@ -9,7 +9,7 @@ import torch
 
 from h3kv import _native
 from h3kv.core.errors import ConfigError, TierClosedError
-from h3kv.core.types import DType, Tier
+from h3kv.core.types import DType, Encoding, Tier
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.fingerprint import fingerprint_of
@@ -127,7 +127,7 @@ def test_chunks_are_whole_blocks(chunk_tokens: int) -> None:
 
 
 def fingerprint(model: LoadedModel, dtype: DType = DType.FP32, kernels: str = "native") -> bytes:
-    return fingerprint_of(model, dtype=dtype, kernels=kernels).digest()
+    return fingerprint_of(model, dtype=dtype, encoding=Encoding.RAW, kernels=kernels).digest()
 
 
 def with_token(model: LoadedModel, text: str) -> LoadedModel:

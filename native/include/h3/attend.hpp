@@ -13,7 +13,8 @@ struct AttendArgs {
   std::int64_t pages_stride;
   DType q_dtype;
   DType out_dtype;
-  DType page_dtype;
+  DType page_dtype;         // of raw pages; other encodings keep the precision that it has
+  Encoding encoding;
   int tokens;               // T
   int heads;                // H, a multiple of kv_heads
   int kv_heads;             // K

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "h3/attend.hpp"
+#include "h3/codes.hpp"
 #include "h3/linear.hpp"
 
 namespace h3 {
@@ -24,6 +25,21 @@ struct RowBlock {
   float scale_log2;        // softmax scale times log2(e)
 };
 
+constexpr int kCodeRowsMax = 16;  // query rows up to which codes are summed as they are; more rows decode them first
+
+// The same for a few rows over pages of codes.
+struct CodeBlock {
+  CodeRows rows;           // at most kCodeRowsMax
+  const int* positions;
+  float* out;
+  float* maximum;
+  float* sum;
+  const Page* pages;
+  int page_count;
+  int weight_parts;
+  float scale_log2;
+};
+
 struct Kernels {
   // Query rows as attend_rows wants them: 4 bytes for each `pack` elements.
   void (*pack_rows[3])(const float* source, void* target, int count);
@@ -32,6 +48,10 @@ struct Kernels {
   void (*linear_rows[3])(const LinearArgs& args, const void* x_packed, int x_stride, int row_first, int row_last);
   void (*rms_norm)(const float* x, const float* weight, float* out, int count, float eps);
   std::uint64_t (*read_bytes)(const void* data, std::size_t size_bytes, int variant);
+  CodeKernels codes;
+  void (*attend_codes[kEncodings])(const CodeBlock& block);
+  // A page of codes becomes a raw page of fp32 ([0]) or bf16 ([1]).
+  void (*decode_page[2][kEncodings])(const Page& page, int head_dim, void* keys, void* values);
 };
 
 extern const Kernels kPortableKernels;

@@ -35,6 +35,7 @@ struct AppendArgs {
   int kv_heads;
   int head_dim;
   DType dtype;
+  Encoding encoding;    // of the pages: tokens are rotated and coded on the way
   int threads;
 };
 

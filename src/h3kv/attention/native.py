@@ -1,10 +1,11 @@
 """Typed, checked entry to the native attention.
 
-Shapes: T query tokens, H query heads, K KV heads, N pages, D head dim.
+Shapes: T query tokens, H query heads, K KV heads, N pages, B pages of a run, D head dim.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,13 +18,22 @@ from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Encoding
 
 PAGE_DTYPE: Final = np.dtype(
-    [("keys", "<u8"), ("values", "<u8"), ("positions", "<u8"), ("first", "<i4"), ("count", "<i4")]
+    [
+        ("keys", "<u8"),
+        ("values", "<u8"),
+        ("positions", "<u8"),
+        ("nibbles", "<u8"),
+        ("scales", "<u8"),
+        ("first", "<i4"),
+        ("count", "<i4"),
+    ]
 )
-"""One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), then the
-position of the first token and the number of tokens in use. The same 32 bytes as `h3::Page`."""
+"""One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), of the nibbles
+and the scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens
+in use. The same 48 bytes as `h3::Page`."""
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`h3::DType` of each element type that the native core reads."""
@@ -34,7 +44,19 @@ TORCH_DTYPES: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DT
 DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
 """The other way round."""
 
-assert PAGE_DTYPE.itemsize == 32
+ENCODINGS: Final = {Encoding.RAW: 0, Encoding.INT8: 1, Encoding.K8V4: 2, Encoding.INT4: 3}
+"""`h3::Encoding` of each of ours."""
+
+assert PAGE_DTYPE.itemsize == 48
+
+
+@dataclass(frozen=True, slots=True)
+class RunOffsets:
+    """Where some pages of each KV head lie in a slab: bytes from its start."""
+
+    pages_KB: NDArray[np.uint64]
+    planes_KB: NDArray[np.uint64]
+    """Of the planes in the index. Raw pages have none: not read."""
 
 
 def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int) -> None:
@@ -43,7 +65,7 @@ def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: 
     The table itself is not changed: counts stay as they are until the caller moves them on.
 
     Args:
-        k_TKD, v_TKD: CPU, contiguous, in the pages' type.
+        k_TKD, v_TKD: CPU, contiguous, in the pages' type. Pages of codes get them rotated and coded.
         pages_KN: C-ordered rows; all addresses writable.
         layout: of the pages.
         index: place of the first token: page `index // 64`, place `index % 64`. Tokens before it are kept.
@@ -71,29 +93,39 @@ def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: 
         kv_heads,
         head_dim,
         CODES[k_TKD.dtype],
+        ENCODINGS[layout.encoding],
         torch.get_num_threads(),
     )
 
 
-def write_addresses(pages_KN: NDArray[np.void], first: int, keys_KB: NDArray[np.uint64], *, layout: PageLayout) -> None:
-    """Write where B pages of each KV head begin into a table, from page number `first` on."""
-    pages_KB = pages_KN[:, first : first + keys_KB.shape[1]]
+def write_addresses(
+    pages_KN: NDArray[np.void], first: int, slab_address: int, offsets: RunOffsets, *, layout: PageLayout
+) -> None:
+    """Write where pages of a slab at this address lie into a table, from page number `first` on."""
+    pages_KB = pages_KN[:, first : first + offsets.pages_KB.shape[1]]
+    keys_KB = offsets.pages_KB + np.uint64(slab_address)
     pages_KB["keys"] = keys_KB
     pages_KB["values"] = keys_KB + np.uint64(layout.keys_bytes)
+    if layout.is_raw:
+        pages_KB["nibbles"] = pages_KB["scales"] = 0
+        return
+    planes_KB = offsets.planes_KB + np.uint64(slab_address)
+    pages_KB["nibbles"] = planes_KB if layout.nibbles_bytes else 0
+    pages_KB["scales"] = planes_KB + np.uint64(layout.nibbles_bytes)
 
 
-def copy_pages(sources_N: NDArray[np.uint64], targets_N: NDArray[np.uint64], *, layout: PageLayout) -> None:
-    """Copy whole pages between addresses in main memory. No two targets overlap.
+def copy_pages(sources_X: NDArray[np.uint64], targets_X: NDArray[np.uint64], *, size_bytes: int) -> None:
+    """Copy pieces of equal size between addresses in main memory. No two targets overlap.
 
     Args:
-        sources_N: contiguous; readable.
-        targets_N: as many, contiguous; writable.
-        layout: of the pages.
+        sources_X: contiguous; readable.
+        targets_X: as many, contiguous; writable.
+        size_bytes: of each.
     """
-    assert sources_N.shape == targets_N.shape
-    assert sources_N.flags.c_contiguous and targets_N.flags.c_contiguous
+    assert sources_X.shape == targets_X.shape
+    assert sources_X.flags.c_contiguous and targets_X.flags.c_contiguous
     threads = torch.get_num_threads()
-    _native.copy_pages(sources_N.ctypes.data, targets_N.ctypes.data, sources_N.size, layout.size_bytes, threads)
+    _native.copy_pages(sources_X.ctypes.data, targets_X.ctypes.data, sources_X.size, size_bytes, threads)
 
 
 def attend(
@@ -109,7 +141,7 @@ def attend(
     """Attention of T query tokens over the tokens of all pages; head h reads KV head h // (H / K).
 
     Args:
-        q_THD: CPU, contiguous; fp32, bf16 or fp16. Rounded to bf16 when the pages are bf16.
+        q_THD: CPU, contiguous; fp32, bf16 or fp16. Rounded to bf16 when the pages are bf16, once rotated over codes.
         pages_KN: one list of pages for each KV head, each sorted as the caller likes; ragged counts are fine.
         position: row t sees exactly the tokens whose position is <= position + t.
         scale: of the scores, above 0; None: 1 / sqrt(D).
@@ -163,7 +195,7 @@ class Attention:
         self._q_THD = q_THD
         self._pages_KN = pages_KN
         self._layout = layout
-        self._page_code = CODES[TORCH_DTYPES[layout.dtype]]
+        self._page_codes = (CODES[TORCH_DTYPES[layout.dtype]], ENCODINGS[layout.encoding])
         self._position = position
         self._scale = head_dim**-0.5 if scale is None else scale
         self._threads = torch.get_num_threads() if threads is None else threads
@@ -176,9 +208,9 @@ class Attention:
         """Pages that were read: those before this one."""
         return self._done
 
-    def place(self, first: int, keys_KB: NDArray[np.uint64]) -> None:
+    def place(self, first: int, slab_address: int, offsets: RunOffsets) -> None:
         """Write the addresses of pages that became readable, the page number `first` and up, into the table."""
-        write_addresses(self._pages_KN, first, keys_KB, layout=self._layout)
+        write_addresses(self._pages_KN, first, slab_address, offsets, layout=self._layout)
 
     def run(self, end: int) -> Part:
         """Attend to the pages from the end of the last run to `end`.
@@ -206,7 +238,7 @@ class Attention:
             self._pages_KN.strides[0] // PAGE_DTYPE.itemsize,
             CODES[self._q_THD.dtype],
             CODES[part.out_THD.dtype],
-            self._page_code,
+            *self._page_codes,
             tokens,
             heads,
             kv_heads,

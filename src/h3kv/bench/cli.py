@@ -84,9 +84,18 @@ def decode(
     text: Text = None,
     store: Store = Path(),
     repetitions: Repetitions = None,
+    long: Annotated[bool, typer.Option("--long", help="Long contexts on encoded pages instead.")] = False,
 ) -> None:
-    """Decode at 8K in bf16 against the memory limit, vLLM and transformers; at 32K over HOST and the cold store."""
+    """Decode at 8K in bf16 against the memory limit, vLLM and transformers; at 32K over HOST and the cold store.
+
+    With --long: exact attention on codes at 32K, retrieval at 128K with all pages in memory and with most of them in
+    the cold store, what sealing and wrapping cost.
+    """
     with _measuring(json, threads) as (results, console):
+        if long:
+            tiered = _tiered(console, model, store, repetitions or (2 if quick else 5))
+            _long_context(results, tiered, quick=quick, named=read_text(text), peer_python=peer_python)
+            return
         named = None if text is None else read_text(text)
         setting = _whole_model(console, model, peer_python, repetitions=repetitions or (2 if quick else 7), quick=quick)
         _decode(results, setting, quick=quick, named=named)
@@ -136,6 +145,33 @@ def exact(
 
 
 @app.command()
+def quality(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="UTF-8 text to measure on; repeat it for more. Default: WikiText-2.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw quality against bytes read.")] = None,
+) -> None:
+    """What encodings and retrieval lose against full attention, and the bytes that they read: `h3 quality`."""
+    with _measuring(json, threads) as (results, console):
+        from h3kv.quality import suite
+
+        suite.run(
+            results,
+            model=model,
+            texts=text or [],
+            default=None,
+            quick=quick,
+            plot=plot,
+            console=console,
+            progress=console.print,
+        )
+
+
+@app.command()
 def io(
     json: JsonFile = None,
     quick: Quick = False,
@@ -182,6 +218,15 @@ def _long_decode(results: Results, setting: TieredSetting, *, quick: bool) -> No
     from h3kv.bench import long_decode
 
     long_decode.run(results, setting, long_decode.QUICK if quick else long_decode.FULL)
+
+
+def _long_context(
+    results: Results, setting: TieredSetting, *, quick: bool, named: NamedText, peer_python: str | None
+) -> None:
+    from h3kv.bench import long_context
+
+    sizes = long_context.QUICK if quick else long_context.FULL
+    long_context.run(results, setting, sizes, named=named, peer_python=peer_python, peers=not quick)
 
 
 def _reuse(results: Results, setting: TieredSetting, *, quick: bool) -> None:

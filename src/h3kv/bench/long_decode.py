@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from h3kv.bench.disk import DiskLimit
+from h3kv.bench.injected import KvSource, RandomKv
 from h3kv.bench.measure import Rounds, turns
 from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of
@@ -60,11 +61,9 @@ QUICK: Final = Sizes(8192, 3, CAPS)
 
 
 class LongSequence:
-    """A context of random keys and values in a node's pool, and steps of decode behind it.
+    """A context of given keys and values in a node's pool, and steps of decode behind it.
 
-    Only the speed of the steps is looked at, and no number in the KV changes that. Random numbers of the scale that
-    norms leave take seconds where a prefill takes minutes; they go in by `KvCache.attend`, as a prefill's do, with one
-    query row a chunk.
+    They take seconds where a prefill takes minutes; they go the way of a prefill's, but for its attention.
     """
 
     def __init__(self, node: Node, decoder: Decoder) -> None:
@@ -73,23 +72,14 @@ class LongSequence:
         self.kv: SequenceKv = node.pool.open_private()
         self._token = 0
 
-    def fill(self, tokens: int, chunk_tokens: int) -> None:
+    def fill(self, tokens: int, chunk_tokens: int, source: KvSource) -> None:
         """Grow by so many tokens."""
-        config = self._decoder.config
-        dtype = self._decoder.weights.embedding_VI.dtype
-        generator = torch.Generator().manual_seed(0)
-
-        def noise(rows: int, heads: int) -> torch.Tensor:
-            return torch.randn(rows, heads, config.head_dim, generator=generator).to(dtype)
-
         for start in range(0, tokens, chunk_tokens):
             count = min(chunk_tokens, tokens - start)
             self._node.pool.tick()
-            self.kv.prepare(count)
-            k_TKD, v_TKD = noise(count, config.kv_heads), noise(count, config.kv_heads)
-            q_THD = noise(1, config.heads)
-            for layer in range(config.layers):
-                self.kv.attend(layer, q_THD, k_TKD, v_TKD)
+            self.kv.prepare(count, reads_ahead=False)
+            for layer in range(self._decoder.config.layers):
+                self.kv.cache.append(layer, *source.chunk(layer, start, count))
             self.kv.advance(count)
             self.kv.settle(())
 
@@ -204,7 +194,7 @@ def _filled(node: Node, model: LoadedModel, sizes: Sizes) -> Iterator[LongSequen
     """A sequence that has taken its first step, closed at the end."""
     sequence = LongSequence(node, decoder_of(model))
     try:
-        sequence.fill(sizes.context_tokens, sizes.caps.chunk_tokens)
+        sequence.fill(sizes.context_tokens, sizes.caps.chunk_tokens, RandomKv(model))
         node.pool.placer.settle(SETTLE_NS)
         sequence.step()
         yield sequence

@@ -17,7 +17,7 @@ from h3kv.bench.measure import Progress
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.pool import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
@@ -54,9 +54,9 @@ class TieredSetting:
     progress: Progress
 
 
-def kv_layout(model: LoadedModel) -> CacheLayout:
+def kv_layout(model: LoadedModel, encoding: Encoding = Encoding.RAW) -> CacheLayout:
     """Of a model's KV in the element type in which it was loaded."""
-    return cache_layout(model.config, DTYPES[model.weights.embedding_VI.dtype])
+    return cache_layout(model.config, DTYPES[model.weights.embedding_VI.dtype], encoding)
 
 
 def kv_bytes(layout: CacheLayout, tokens: int) -> int:
@@ -64,13 +64,24 @@ def kv_bytes(layout: CacheLayout, tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS) * layout.block_bytes
 
 
-def open_resident(model: LoadedModel, *, context_tokens: int, chunk_tokens: int) -> Node:
+def open_resident(
+    model: LoadedModel, *, context_tokens: int, chunk_tokens: int, encoding: Encoding = Encoding.RAW
+) -> Node:
     """A node with tiering off and room for a whole context on the device."""
-    capacity_bytes = kv_bytes(kv_layout(model), context_tokens + 3 * SEGMENT_TOKENS_MAX)
-    return Node.open(model, store=DeviceStoreConfig(capacity_bytes), engine=EngineConfig(chunk_tokens))
+    capacity_bytes = kv_bytes(kv_layout(model, encoding), context_tokens + 3 * SEGMENT_TOKENS_MAX)
+    device = DeviceStoreConfig(capacity_bytes)
+    return Node.open(model, store=device, engine=EngineConfig(chunk_tokens), encoding=encoding)
 
 
-def open_tiered(model: LoadedModel, caps: TokenCaps, *, store: Path | None, store_tokens: int = 0) -> Node:
+def open_tiered(
+    model: LoadedModel,
+    caps: TokenCaps,
+    *,
+    store: Path | None,
+    store_tokens: int = 0,
+    encoding: Encoding = Encoding.RAW,
+    index_bytes: int | None = None,
+) -> Node:
     """A node with tiering on.
 
     Args:
@@ -78,19 +89,21 @@ def open_tiered(model: LoadedModel, caps: TokenCaps, *, store: Path | None, stor
         caps: of device and HOST.
         store: folder of the cold store; None: there is none.
         store_tokens: that the cold store has room for.
+        encoding: of keys and values. Caps count tokens of this encoding.
+        index_bytes: cap of the index region; None: the least.
     """
-    layout = kv_layout(model)
+    layout = kv_layout(model, encoding)
     place = None
     if store is not None:
         capacity_bytes = 2 * kv_bytes(layout, store_tokens) + STORE_SLACK_BYTES
         place = ColdPlace(store, ColdStoreConfig(capacity_bytes))
     tiers = TierConfig(
         HostStoreConfig(kv_bytes(layout, caps.host_tokens)),
-        TieringConfig(window_tokens=caps.window_tokens, chunk_tokens=caps.chunk_tokens),
+        TieringConfig(window_tokens=caps.window_tokens, chunk_tokens=caps.chunk_tokens, index_bytes=index_bytes),
         place,
     )
     device = DeviceStoreConfig(kv_bytes(layout, caps.device_tokens))
-    return Node.open(model, store=device, tiers=tiers, engine=EngineConfig(caps.chunk_tokens))
+    return Node.open(model, store=device, tiers=tiers, engine=EngineConfig(caps.chunk_tokens), encoding=encoding)
 
 
 def require_streaming(node: Node) -> None:

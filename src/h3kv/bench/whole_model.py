@@ -70,7 +70,7 @@ def decode(results: Results, setting: Setting) -> None:
             bandwidth = limit.bytes_per_second()
             # Tokens in the cache at the middle of this round.
             length = LONG_TOKENS + WARM_STEPS + round((repetition + 0.5) * STEPS_PER_ROUND)
-            step_bytes = _weight_bytes(model) + length * _token_bytes(contestants)
+            step_bytes = weight_bytes(model) + length * _token_bytes(contestants)
             rounds.add("limit", step_bytes / bandwidth * 1e3)
             for contestant in turns(contestants, repetition):
                 seconds, _tokens = contestant.steps(STEPS_PER_ROUND)
@@ -133,7 +133,7 @@ def _text_tokens(model: LoadedModel, named: NamedText | None) -> list[int]:
     return random_tokens(model, EXACT_TOKENS, seed=0) if named is None else take_tokens(model, named, EXACT_TOKENS)
 
 
-def _weight_bytes(model: LoadedModel) -> int:
+def weight_bytes(model: LoadedModel) -> int:
     """Bytes of weights that one token reads: all matrices once, of the embedding one row."""
     layers = model.weights.layers
     matrices = [m.weight for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]

@@ -70,6 +70,18 @@ MaxContext = Annotated[
     typer.Option(metavar="TOKENS", help="Prompt and answer together. Beyond the trained context: static NTK."),
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads. Default: the physical cores that are allowed.")]
+Texts = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="FILE", help="UTF-8 text to measure on; repeat it for more. Default: WikiText-2."),
+]
+
+calibrate = typer.Typer(
+    help="Find settings for this model and machine, and write them to the file of settings.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(calibrate, name="calibrate")
 
 
 def _show_version(wanted: bool) -> None:
@@ -219,6 +231,57 @@ def show_config(
             runtime={"threads": threads},
         )
         typer.echo(render(load(file=config, flags=flags)), nl=False)
+
+
+@app.command()
+def quality(
+    *,
+    model: Model = None,
+    text: Texts = None,
+    quick: Annotated[bool, typer.Option("--quick", help="For a first look: shorter texts, fewer questions.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw quality against bytes read.")] = None,
+    threads: Threads = None,
+    config: ConfigFile = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write metric names and numbers here.")
+    ] = None,
+) -> None:
+    """Measure what encodings and retrieval lose against full attention, and the bytes that they read."""
+    with exits():
+        from h3kv.cli.quality import QualityRequest, measure_quality
+        from h3kv.config import load
+
+        flags = _flags(model={"source": model}, runtime={"threads": threads})
+        request = QualityRequest(texts=text or [], quick=quick, plot=plot, json=json)
+        measure_quality(load(file=config, flags=flags), request)
+
+
+@calibrate.command("quality")
+def calibrate_quality(
+    *,
+    model: Model = None,
+    text: Texts = None,
+    perplexity: Annotated[float, typer.Option(help="Largest relative rise of perplexity.")] = 0.005,
+    top1: Annotated[float, typer.Option(help="Least share of tokens whose likeliest one is full attention's.")] = 0.98,
+    passkey: Annotated[float, typer.Option(help="Least share of the passkeys that full attention finds.")] = 1.0,
+    quick: Annotated[bool, typer.Option("--quick", help="For a first look: too little text to trust.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice and write nothing.")] = False,
+    threads: Threads = None,
+    config: ConfigFile = None,
+) -> None:
+    """Choose encoding, budget and dense layers that keep a stated loss at the fewest bytes, and write them down.
+
+    Chosen on one half of the text and verified on the other. Where nothing cheaper than exact attention holds, that is
+    what is written.
+    """
+    with exits():
+        from h3kv.cli.quality import calibrate_quality as run_calibration
+        from h3kv.config import load
+        from h3kv.quality.choice import LossLimit
+
+        settings = load(file=config, flags=_flags(model={"source": model}, runtime={"threads": threads}))
+        limit = LossLimit(perplexity, top1, passkey)
+        run_calibration(settings, limit, texts=text or [], quick=quick, file=config, dry_run=dry_run)
 
 
 @app.command(

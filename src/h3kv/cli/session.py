@@ -17,10 +17,11 @@ from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
 from h3kv.cli.sizing import Surroundings, asks_for_tiers, cold_place, device_store, tiers_behind
 from h3kv.cli.tier_report import fallbacks
-from h3kv.config import ModelSettings, RuntimeSettings, Settings
+from h3kv.config import AttentionSettings, ModelSettings, RuntimeSettings, Settings
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.types import DType
+from h3kv.core.retrieval import RetrievalSetting
+from h3kv.core.types import DType, Encoding
 from h3kv.core.units import describe_size
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
@@ -109,7 +110,7 @@ def open_session(settings: Settings, progress: StageProgress, interrupts: Interr
     context = choose_context(settings.model, path)
     dtype = DType.BF16 if settings.model.dtype == "auto" else DType(settings.model.dtype)
     if settings.tiering.mode != "off":
-        check_store(settings, cache_layout(model_config(path), dtype))
+        check_store(settings, cache_layout(model_config(path), dtype, Encoding(settings.attention.encoding)))
     interrupts.check()
     model = load_model(
         path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=on_progress
@@ -185,15 +186,48 @@ def check_store(settings: Settings, layout: CacheLayout) -> None:
 def open_node(model: LoadedModel, settings: Settings, clock: MonotonicClock) -> Node:
     """A node over the model with the caps and the chunk that the settings ask for."""
     weights = model.weights.embedding_VI
-    layout = cache_layout(model.config, DTYPES[weights.dtype])
+    encoding = Encoding(settings.attention.encoding)
+    layout = cache_layout(model.config, DTYPES[weights.dtype], encoding)
     surroundings = survey(weights.device)
     device = device_store(settings, layout, surroundings)
     return Node.open(
         model,
         store=device,
-        tiers=tiers_behind(settings, layout, surroundings, device=device),
-        engine=EngineConfig(chunk_tokens=settings.engine.chunk_tokens),
+        tiers=tiers_behind(
+            settings, layout, surroundings, device=device, context_tokens=model.config.max_context
+        ),
+        engine=EngineConfig(settings.engine.chunk_tokens, retrieval_setting(settings.attention, model.config)),
+        encoding=encoding,
         clock=clock,
+    )
+
+
+def retrieval_setting(settings: AttentionSettings, model: ModelConfig) -> RetrievalSetting | None:
+    """What retrieval mode asks for; None in exact mode.
+
+    Raises:
+        ConfigError: an encoding that has no index, or a layer that the model does not have.
+    """
+    if settings.mode == "exact":
+        return None
+    if not Encoding(settings.encoding).is_clustered:
+        raise ConfigError(
+            f"attention.mode = 'retrieval' with attention.encoding = {settings.encoding!r}: only k8v4 and int4 have an "
+            "index; choose one of them, or the exact mode",
+            field="attention.encoding",
+        )
+    strange = next((layer for layer in settings.dense_layers if layer >= model.layers), None)
+    if strange is not None:
+        raise ConfigError(
+            f"attention.dense_layers names layer {strange}: the model has {model.layers}, counted from 0",
+            field="attention.dense_layers",
+        )
+    return RetrievalSetting(
+        budget_tokens=settings.budget_tokens,
+        dense_layers=settings.dense_layers,
+        shortlist_share=settings.shortlist_share,
+        best_effort=settings.best_effort,
+        recall_every=settings.recall_every,
     )
 
 

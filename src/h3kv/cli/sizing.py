@@ -7,7 +7,7 @@ from typing import Final
 
 from h3kv.config import Settings
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
 from h3kv.core.types import DType
 from h3kv.core.units import TokenCount
 from h3kv.engine.pool import TieringConfig
@@ -17,6 +17,7 @@ from h3kv.tiers.cold import ColdStoreConfig
 from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.device import DeviceStoreConfig
 from h3kv.tiers.host import HostStoreConfig
+from h3kv.tiers.index_store import IndexStore
 
 KV_SHARE_AUTO: Final = 0.5
 """Share of the available memory that `auto` takes once the model is loaded. The rest is for prefill's scratch, other
@@ -74,9 +75,14 @@ def device_store(settings: Settings, layout: CacheLayout, surroundings: Surround
 
 
 def tiers_behind(
-    settings: Settings, layout: CacheLayout, surroundings: Surroundings, *, device: DeviceStoreConfig
+    settings: Settings,
+    layout: CacheLayout,
+    surroundings: Surroundings,
+    *,
+    device: DeviceStoreConfig,
+    context_tokens: int,
 ) -> TierConfig | None:
-    """The tiers behind the device; None where all KV stays on it."""
+    """The tiers behind the device; None where all KV stays on it. Requests have so many tokens at most."""
     if not is_tiered(settings, surroundings):
         return None
     cap = settings.host.kv_bytes
@@ -86,9 +92,21 @@ def tiers_behind(
     tiering = TieringConfig(
         window_tokens=settings.device.window_tokens,
         staging_bytes=settings.host.staging_bytes,
+        index_bytes=_index_bytes(settings, layout, context_tokens=context_tokens),
         chunk_tokens=settings.engine.chunk_tokens,
     )
     return TierConfig(HostStoreConfig(cap_bytes(cap, layout)), tiering, cold_place(settings, layout))
+
+
+def _index_bytes(settings: Settings, layout: CacheLayout, *, context_tokens: int) -> int | None:
+    """Cap of the index region; None for the least."""
+    cap = settings.host.index_bytes
+    if cap != "auto":
+        return cap_bytes(cap, layout)
+    if settings.attention.mode == "exact" or not layout.slab.page.encoding.is_clustered:
+        return None
+    segments = context_tokens // SEGMENT_TOKENS_MAX + 1
+    return segments * layout.layers * IndexStore.layer_bytes(layout)
 
 
 def cold_place(settings: Settings, layout: CacheLayout) -> ColdPlace | None:

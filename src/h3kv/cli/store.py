@@ -53,7 +53,7 @@ def check_store(place: Path, *, as_json: bool) -> None:
 
 def _show(report: AreaReport) -> None:
     model = "unknown" if report.fingerprint is None else report.fingerprint.hex()[:12]
-    typer.echo(f"area {report.area}, model {model}: {report.segments} segments, {report.pages} pages")
+    typer.echo(f"area {report.area}, model {model}: {report.segments} segments, {report.pieces} checksums")
     for line in report.damage:
         typer.echo(f"  damaged: {line}")
 
@@ -63,7 +63,7 @@ def _facts(report: AreaReport) -> dict[str, object]:
         "area": report.area,
         "fingerprint": None if report.fingerprint is None else report.fingerprint.hex(),
         "segments": report.segments,
-        "pages": report.pages,
+        "checksums": report.pieces,
         "damage": list(report.damage),
     }
 

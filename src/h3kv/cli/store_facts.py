@@ -48,10 +48,11 @@ def store_contents(path: Path) -> StoreContents:
         segments = tokens = kv_bytes = 0
         for area, entry in entries:
             geometry = AreaGeometry(entry.mark, volume.geometry.area_bytes)
-            pages = [extent.header.pages for extent in scan_area(volume, area, geometry).kept]
-            segments += len(pages)
-            tokens += sum(pages) // entry.mark.kv_heads * BLOCK_TOKENS
-            kv_bytes += sum(pages) * entry.mark.layers * entry.mark.page_bytes
+            headers = [extent.header for extent in scan_area(volume, area, geometry).kept]
+            segments += len(headers)
+            blocks = sum(len(header.label.keys) for header in headers if header.label is not None)
+            tokens += blocks * BLOCK_TOKENS
+            kv_bytes += blocks * geometry.block_bytes
         return StoreContents(
             capacity_bytes=volume.geometry.capacity_bytes,
             areas=volume.geometry.areas,

@@ -24,6 +24,11 @@ SINK_BLOCKS: Final = 1
 LANE_TOKENS: Final = 16
 """Tokens that one 64-byte vector of fp32 scores holds; head dimensions are multiples of it."""
 
+CLUSTER_TOKENS: Final = 16
+"""Tokens of a cluster: one vector of scores. Every cluster is full, since segments hold whole blocks."""
+
+BLOCK_CLUSTERS: Final = BLOCK_TOKENS // CLUSTER_TOKENS
+
 PANEL_DIMS: Final = 64
 """Dimensions of values that lie together in a page: four vectors of sums, as many as a kernel keeps in registers."""
 

@@ -6,6 +6,7 @@ What `h3kv.policy` decides needs no class here: it comes as functions of plain v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from h3kv.core.types import (
@@ -100,6 +101,26 @@ class AddressableStore(BlockStore, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRead:
+    """A read of `PersistentStore.read_units` that brought nothing; its target holds anything."""
+
+    tag: int
+    source: SlotHandle
+    """Of the slab."""
+    error: Exception
+    """SlabCorruptError: the segment is given up. TierBrokenError: it cannot be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedReads:
+    """Reads of `PersistentStore.read_units` that ended."""
+
+    tags: memoryview
+    """u64: of those that brought what was written, in the order in which they ended."""
+    failed: tuple[FailedRead, ...]
+
+
 class PersistentStore(BlockStore, Protocol):
     """A tier that outlives the process. Its moves carry labels."""
 
@@ -108,6 +129,44 @@ class PersistentStore(BlockStore, Protocol):
 
         Called once, before anything is reserved. A stored segment's owner releases it like any other.
         """
+        ...
+
+    def read_units(self, slabs: Sequence[SlotHandle], reads: memoryview) -> None:
+        """Start many small reads of visible slabs, straight into memory, each checked on its own. Never waits.
+
+        One read, 32 bytes; a contiguous array of them is what `reads` views:
+
+            0        8           16       20         24       28           32
+            +--------+-----------+--------+----------+--------+------------+
+            | tag    | target    | slab   | offset   | size   | is_ahead   |
+            | u64    | address   | u32    | u32      | u32    | u32        |
+            +--------+-----------+--------+----------+--------+------------+
+
+        `tag` comes back from `poll_units`. `slab` is an index into `slabs`; `offset` and `size` are bytes in that slab,
+        whole checked units. `target` is a multiple of 4 KiB; the memory stays the store's until the read has ended.
+        Reads whose `is_ahead` is 1 are begun after those whose is 0, also later ones.
+
+        Args:
+            slabs: each slab once; none is wrapped, see `is_wrapped`. The same tuple again costs nothing while no slab
+                was released.
+            reads: copied.
+
+        Raises:
+            SlabBusyError: a slab is not visible. Nothing was started.
+            StaleHandleError: a slot was released. Nothing was started.
+        """
+        ...
+
+    def poll_units(self) -> EndedReads:
+        """Reads of `read_units` that ended since the last call."""
+        ...
+
+    def wait_units(self, timeout_ns: int, *, reads: int = 1) -> None:
+        """Return as soon as `poll_units` would give so many reads, or none is in flight, or the time is over."""
+        ...
+
+    def is_wrapped(self, handle: SlotHandle) -> bool:
+        """Whether a slab can only be read whole: `read_units` refuses it. Raises StaleHandleError."""
         ...
 
     @property

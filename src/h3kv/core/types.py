@@ -38,6 +38,18 @@ class Encoding(enum.StrEnum):
     """How keys and values are coded inside a page. One per fingerprint, the same in every tier."""
 
     RAW = "raw"
+    """Numbers of the element type that runs."""
+    INT8 = "int8"
+    """Keys and values in 8 bits."""
+    K8V4 = "k8v4"
+    """Keys in 8 bits, split into a plane of high nibbles and one of low nibbles; values in 4."""
+    INT4 = "int4"
+    """Keys and values in 4 bits."""
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether a full segment's tokens are clustered and indexed when it is sealed."""
+        return self in {Encoding.K8V4, Encoding.INT4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +101,15 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One visible slab to be copied out of its store, verified where the store can."""
+    """One visible slab, or a part of it, to be copied out of its store, verified where the store can."""
 
     key: SlabKey
     source: SlotHandle
     target: memoryview
-    """Writable room for the first bytes of the slab: whole pages, at most the slot. The caller leaves it alone until
-    the completion; after an error it holds anything."""
+    """Writable room for bytes of the slab: whole checked units (`SlabLayout.check_bytes`), at most the slot. The caller
+    leaves it alone until the completion; after an error it holds anything."""
+    offset_bytes: int = 0
+    """Where in the slab they begin: at a checked unit."""
 
 
 @dataclass(frozen=True, slots=True)

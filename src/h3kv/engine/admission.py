@@ -38,7 +38,7 @@ def check_memory(request: Request, pool: KvPool) -> None:
         TierFullError: they do not; the message has the sum and the cap that would do.
     """
     prompt, answer = len(request.prompt), request.sampling.max_new_tokens
-    blocks, room_blocks = count_blocks(bound_cached_tokens(prompt, answer)), pool.capacity_blocks
+    blocks, room_blocks = count_blocks(bound_cached_tokens(prompt, answer)), pool.capacity.blocks
     if blocks <= room_blocks:
         return
     block_bytes, tiers = pool.layout.block_bytes, pool.statistics()
@@ -48,7 +48,7 @@ def check_memory(request: Request, pool: KvPool) -> None:
         f"{prompt:,} prompt tokens + {answer:,} answer tokens take {blocks:,} blocks of {BLOCK_TOKENS} tokens and "
         f"{describe_size(block_bytes)} = {describe_size(blocks * block_bytes)} of KV, but the caps ({caps}) leave room "
         f"for {room_blocks:,} blocks ({room_blocks * BLOCK_TOKENS:,} tokens, "
-        f"{describe_size(room_blocks * block_bytes)}); {pool.cure_for(blocks)}, shorten the prompt, or lower "
+        f"{describe_size(room_blocks * block_bytes)}); {pool.capacity.cure_for(blocks)}, shorten the prompt, or lower "
         "max_new_tokens",
         tier=last,
         needed_bytes=blocks * block_bytes,

@@ -68,6 +68,7 @@ class Engine:
         self._fingerprint = fingerprint
         self._device = device
         self._chunks = _chunk_rule(pool, config)
+        self._retrieval = config.retrieval
         self._clock = clock
         self._reporter = Reporter(telemetry)
         self._next_id = 1
@@ -97,7 +98,7 @@ class Engine:
         request.check(self._model.config.vocabulary_size)
         check_context(request, self._model.config.max_context)
         check_memory(request, self._pool)
-        need = need_of(request, self._fingerprint)
+        need = need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
         self._waiting.append(waiting)
@@ -217,6 +218,7 @@ class Engine:
                 waiting.request,
                 kv,
                 vocabulary=self._vocabulary,
+                retrieval=self._retrieval,
                 submitted_ns=waiting.submitted_ns,
                 started_ns=self._clock.now_ns(),
             )

@@ -17,12 +17,13 @@ from h3kv.models.tokenizer import Tokenizer
 from h3kv.models.weights import Weights
 
 
-def fingerprint_of(model: LoadedModel, *, dtype: DType, kernels: str) -> Fingerprint:
+def fingerprint_of(model: LoadedModel, *, dtype: DType, encoding: Encoding, kernels: str) -> Fingerprint:
     """Everything besides the tokens that decides this model's KV. Made from content, never from names or dates.
 
     Args:
         model: as loaded.
         dtype: of weights and pages.
+        encoding: of the pages.
         kernels: which arithmetic computes it, instruction set included: sums are rounded in its order.
 
     Cost: hashes all weights, about 1.5 GB/s for each core.
@@ -33,7 +34,7 @@ def fingerprint_of(model: LoadedModel, *, dtype: DType, kernels: str) -> Fingerp
         dtype=dtype,
         rope=f"{config.rope_theta} {config.rope}",
         tokenizer=_tokenizer_digest(model.tokenizer),
-        encoding=Encoding.RAW,
+        encoding=encoding,
         fidelity=f"exact, {kernels}, page layout {LAYOUT_VERSION}",
     )
 

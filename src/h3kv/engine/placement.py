@@ -223,7 +223,8 @@ class Placer:
         if segment is None or segment.home_L is None or handles_L is None or self._cold is None or self._host is None:
             self._events.append(policy.MoveFailed(command.segment, Tier.NVME))
             return
-        views_L = [self._host.view(handle) for handle in segment.home_L]
+        content_bytes = self._table.layout.slab.content_bytes(segment.room_blocks)
+        views_L = [self._host.view(handle)[:content_bytes] for handle in segment.home_L]
         moves = [
             Move(SlabKey(segment.id, layer), handle, view, segment.label)
             for layer, (handle, view) in enumerate(zip(handles_L, views_L, strict=True))
@@ -304,8 +305,9 @@ class Placer:
         addresses_L = tuple(self._table.home.address(handle) for handle in handles_L)
         segment.arrival = Arrival(handles_L, addresses_L)
         self._arrivals[segment.id] = (segment, segment.arrival, command.reason)
+        content_bytes = self._table.layout.slab.content_bytes(segment.room_blocks)
         return [
-            Fetch(SlabKey(segment.id, layer), source, self._host.view(target))
+            Fetch(SlabKey(segment.id, layer), source, self._host.view(target)[:content_bytes])
             for layer, (source, target) in enumerate(zip(segment.cold_L, handles_L, strict=True))
         ]
 

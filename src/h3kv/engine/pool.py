@@ -11,24 +11,28 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import ConfigError, TierFullError
+from h3kv.core.errors import ConfigError, SlabCorruptError, SlabError, TierError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
-from h3kv.core.types import BlockKey, SlabKey, SlotHandle, StoreStatistics, Tier
+from h3kv.core.types import BlockKey, Completion, SlabKey, SlotHandle, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S, describe_size, format_size
+from h3kv.engine.capacity import Capacity
+from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
-from h3kv.engine.sequence_kv import Census, KvParts, SequenceKv
+from h3kv.engine.sequence_kv import KvParts, SequenceKv
 from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
 from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
 from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan_device
 from h3kv.tiers.host import HostStore
+from h3kv.tiers.index_store import IndexStore
 
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
@@ -49,6 +53,8 @@ class KvNeed:
     """Blocks that the prompt fills."""
     blocks: int
     """Blocks of the whole sequence at its longest."""
+    retrieves: bool = False
+    """Whether it decodes under retrieval, so that its indexes stay in memory."""
 
     def rooms(self, first_block: int) -> Iterator[int]:
         """Sizes of the segments for the blocks from this one on."""
@@ -64,6 +70,8 @@ class TieringConfig:
     staging_bytes: int = 32 << 20
     """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it, but for four
     slabs of full segments. Enough to keep the disk busy while a layer is computed."""
+    index_bytes: int | None = None
+    """Cap on indexes of segments whose slabs lie in the cold store alone. None: one for each sequence that may run."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""
 
@@ -80,6 +88,7 @@ class KvPool:
         clock: bounds waiting.
         device: with tiering, where windows lie.
         cold: with tiering, where segments outlive the process.
+        index: with a cold store and a clustered encoding, where indexes lie without their slabs.
         tiering: of windows and staging.
         cold_cure: says what makes the cold store hold so many blocks. None: a larger cap.
     """
@@ -95,6 +104,7 @@ class KvPool:
         clock: Clock,
         device: ArenaStore | None = None,
         cold: PersistentStore | None = None,
+        index: IndexStore | None = None,
         tiering: TieringConfig | None = None,
         cold_cure: Callable[[int], str] | None = None,
     ) -> None:
@@ -104,17 +114,26 @@ class KvPool:
         self._cold = cold
         self._directory = directory
         self._tiering = tiering or TieringConfig()
-        self._cold_cure = cold_cure or (lambda _: "raise nvme.capacity")
         self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
-        self._census = Census()
         self.device_plan = self._plan_device()
         host = home if isinstance(home, HostStore) else None
         self._staging = self._reserve_staging(host) if cold is not None and host is not None else []
+        self.capacity = Capacity(
+            layout,
+            home,
+            cold,
+            index,
+            staging_bytes=sum(layout.slab.size_bytes(slot.blocks) for slot in self._staging),
+            sequences_max=None if device is None else self.device_plan.sequences,
+            cold_cure=cold_cure or (lambda _: "raise nvme.capacity"),
+        )
+        self.indexes = SegmentIndexes(layout, index, cold, clock=clock)
         self.segments = SegmentTable(
             home,
             layout,
             directory=directory,
             telemetry=telemetry,
+            indexes=self.indexes,
             cold=cold,
             apart_blocks=sum(slot.blocks for slot in self._staging),
         )
@@ -122,8 +141,18 @@ class KvPool:
         config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
+        if cold is not None:
+            self.placer.serve_fetches(self._end_fetch)
         self._parts = KvParts(
-            self.segments, page_kernels, self.stream, telemetry, is_eager=cold is None, census=self._census
+            self.segments,
+            page_kernels,
+            self.stream,
+            None,
+            telemetry,
+            window_blocks=self._tiering.window_tokens // BLOCK_TOKENS,
+            is_sealing=host is not None or page_kernels is native,
+            is_eager=cold is None,
+            census=self.capacity.census,
         )
         if cold is not None:
             self.segments.adopt(cold.restore(self.segments.number))
@@ -136,24 +165,7 @@ class KvPool:
         """
         if self._cold is None:
             return None
-        return max(self._home_blocks() - SEGMENT_BLOCKS_MAX, 1) * BLOCK_TOKENS
-
-    @property
-    def capacity_blocks(self) -> int:
-        """Blocks of one sequence that all tiers hold together."""
-        if self._cold is None or self._cold.is_degraded:
-            # What a degraded store holds can be read, but nothing more goes there.
-            return self._home_blocks()
-        cold_blocks = self._cold.statistics().capacity_bytes // self.layout.block_bytes
-        return self._home_blocks() - SEGMENT_BLOCKS_MAX + cold_blocks
-
-    def cure_for(self, blocks: int) -> str:
-        """What makes all tiers hold so many blocks of one sequence: the cap of the last one."""
-        if self._cold is not None:
-            return self._cold_cure(blocks - self._home_blocks() + SEGMENT_BLOCKS_MAX)
-        unit_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
-        enough_bytes = -(-blocks * self.layout.block_bytes // unit_bytes) * unit_bytes
-        return f"raise {self._home.tier}.kv_bytes to at least {format_size(enough_bytes)}"
+        return max(self.capacity.home_blocks - SEGMENT_BLOCKS_MAX, 1) * BLOCK_TOKENS
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.
@@ -180,6 +192,7 @@ class KvPool:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
             self.placer.tick()
+            self._load_indexes(mounts, retrieves=need.retrieves)
             return self._start(need, mounts, is_alone=is_alone)
         except BaseException:
             for mount in mounts:
@@ -192,7 +205,7 @@ class KvPool:
             # A partly used segment pins all of its blocks.
             blocks = need.blocks + sum(mount.segment.room_blocks - mount.blocks for mount in mounts)
             try:
-                self._commit(blocks)
+                self.capacity.commit(blocks, retrieves=need.retrieves)
                 try:
                     return SequenceKv(
                         self._parts,
@@ -203,7 +216,7 @@ class KvPool:
                         committed_blocks=blocks,
                     )
                 except BaseException:
-                    self._uncommit(blocks)
+                    self.capacity.uncommit(blocks)
                     raise
             except TierFullError:
                 if not (is_alone and mounts):
@@ -222,7 +235,7 @@ class KvPool:
             try:
                 kv.close(tokens)
             finally:
-                self._uncommit(kv.committed_blocks)
+                self.capacity.uncommit(kv.committed_blocks)
 
     def tick(self) -> None:
         """Between two steps: take notice of moves that ended, and start others."""
@@ -241,11 +254,11 @@ class KvPool:
             return itertools.chain(sinks, itertools.repeat(SEGMENT_BLOCKS_MAX))
 
         parts = dataclasses.replace(self._parts, is_eager=False)
-        self._commit(0)
+        self.capacity.commit(0)
         try:
             return SequenceKv(parts, [], rooms, keys=None, window=self._make_window())
         except BaseException:
-            self._uncommit(0)
+            self.capacity.uncommit(0)
             raise
 
     def statistics(self) -> dict[Tier, StoreStatistics]:
@@ -256,7 +269,7 @@ class KvPool:
     @property
     def running(self) -> int:
         """Sequences that were opened and not closed."""
-        return self._census.running
+        return self.capacity.census.running
 
     def check_integrity(self) -> None:
         """Assert that all room belongs to running sequences or to segments."""
@@ -280,37 +293,27 @@ class KvPool:
         assert isinstance(self._home, HostStore)
         return Window(self._device, self._home, self.layout, blocks=self._tiering.window_tokens // BLOCK_TOKENS)
 
-    def _commit(self, blocks: int) -> None:
-        """Count a sequence in, so that all that run can reach their longest."""
-        limit = self._sequences_max()
-        if limit is not None and self._census.running >= limit:
-            raise TierFullError(
-                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to "
-                "end, or raise device.kv_bytes and host.kv_bytes",
-                tier=Tier.DEVICE,
-                needed_bytes=self.layout.block_bytes,
-                free_bytes=0,
-            )
-        left = self.capacity_blocks - self._census.blocks
-        if self._cold is not None and blocks > left:
-            raise TierFullError(
-                f"the request may come to need {self._amount(blocks)}, and running ones leave {self._amount(left)} of "
-                "all tiers: wait for one to end, or raise nvme.capacity",
-                tier=Tier.NVME,
-                needed_bytes=blocks * self.layout.block_bytes,
-                free_bytes=left * self.layout.block_bytes,
-            )
-        self._census.blocks += blocks
-        self._census.running += 1
+    def _end_fetch(self, completion: Completion) -> bool:
+        """Take notice of a fetch that ended, whoever of this pool started it."""
+        is_streamed = self.stream is not None and self.stream.end_fetch(completion)
+        return is_streamed or self.indexes.end_fetch(completion)
 
-    def _amount(self, blocks: int) -> str:
-        """Blocks in words."""
-        size = describe_size(blocks * self.layout.block_bytes)
-        return f"{blocks:,} blocks ({blocks * BLOCK_TOKENS:,} tokens, {size})"
-
-    def _uncommit(self, blocks: int) -> None:
-        self._census.blocks -= blocks
-        self._census.running -= 1
+    def _load_indexes(self, mounts: list[Mount], *, retrieves: bool) -> None:
+        """Have the indexes in memory that a sequence over these mounts needs. Mounts from one on whose index cannot be
+        read are given up: their tokens are computed again.
+        """
+        for at, mount in enumerate(mounts):
+            is_partial = mount.blocks < mount.segment.clustered_blocks
+            if not (retrieves or is_partial):
+                continue
+            try:
+                self.indexes.load([mount.segment], poll=self.placer.poll_cold)
+            except (TierError, SlabError) as error:
+                if isinstance(error, SlabCorruptError):
+                    self.lose(error.key)
+                while len(mounts) > at:
+                    self.segments.unpin(mounts.pop().segment)
+                return
 
     def _plan_device(self) -> DevicePlan:
         tiering = self._tiering
@@ -321,18 +324,6 @@ class KvPool:
         window, chunk = tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS
         return plan_device(capacity, window, chunk, block_bytes=block_bytes)
 
-    def _sequences_max(self) -> int | None:
-        """Sequences that may run at a time: each has a window on the device and an open segment in HOST. None: any."""
-        if self._device is None:
-            return None
-        open_segments = self._home_blocks() // SEGMENT_BLOCKS_MAX
-        return self.device_plan.sequences if self._cold is None else min(self.device_plan.sequences, open_segments)
-
-    def _home_blocks(self) -> int:
-        """Blocks of the home over all layers, but for staging."""
-        staging_bytes = sum(self.layout.slab.size_bytes(slot.blocks) for slot in self._staging)
-        return (self._home.statistics().capacity_bytes - staging_bytes) // self.layout.block_bytes
-
     def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
         slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
         capacity_bytes = host.statistics().capacity_bytes
@@ -342,18 +333,14 @@ class KvPool:
             raise ConfigError(
                 f"the host cap is {describe_size(capacity_bytes)}, but {describe_size(needed_bytes)} are needed: "
                 f"{slots} staging slots of {describe_size(slab_bytes)} + one open segment of "
-                f"{self._amount(SEGMENT_BLOCKS_MAX)}; raise host.kv_bytes to at least {format_size(needed_bytes)}",
+                f"{SEGMENT_BLOCKS_MAX} blocks; raise host.kv_bytes to at least {format_size(needed_bytes)}",
                 field="host.kv_bytes",
             )
         return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
 
     def _make_stream(self, host: HostStore, clock: Clock) -> SlabStream:
         assert self._cold is not None
-        stream = SlabStream(
-            self._cold, host, self._staging, locate=self._locate, poll=self.placer.poll_cold, clock=clock
-        )
-        self.placer.serve_fetches(stream.end_fetch)
-        return stream
+        return SlabStream(self._cold, host, self._staging, locate=self._locate, poll=self.placer.poll_cold, clock=clock)
 
     def _locate(self, slab: SlabKey) -> Readable:
         segment = self.segments.find(slab.segment)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle
+from h3kv.tiers.index_store import IndexSlot
 
 
 class Phase(enum.Enum):
@@ -53,6 +54,12 @@ class Segment:
     """The segment that this one continues."""
     label: SegmentLabel | None = None
     """What its blocks are, once it is sealed; None for a segment that no other sequence can share."""
+    clustered_blocks: int = 0
+    """Blocks among which its tokens are permuted, with an index over them; 0: they lie in order, without one."""
+    index: IndexSlot | None = None
+    """Room for its index besides its slabs."""
+    has_index: bool = False
+    """Whether the index lies there."""
     moves_in_flight: int = 0
     move_failed: bool = False
     arrival: Arrival | None = None

@@ -32,6 +32,7 @@ from h3kv.core.types import (
     StoredSegment,
     Tier,
 )
+from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.segment import Phase, Segment
 from h3kv.policy.placement import (
     Event,
@@ -86,6 +87,7 @@ class SegmentTable:
         layout: geometry of the model's KV.
         directory: where the keys of sealed segments are published.
         telemetry: receives failed seals.
+        indexes: of clustered segments.
         apart_blocks: room of the home tier that others reserved, in blocks of one layer.
     """
 
@@ -96,12 +98,14 @@ class SegmentTable:
         *,
         directory: Directory,
         telemetry: Telemetry,
+        indexes: SegmentIndexes,
         cold: PersistentStore | None = None,
         apart_blocks: int = 0,
     ) -> None:
         self.layout = layout
         self.home = home
         self.cold = cold
+        self.indexes = indexes
         self._directory = directory
         self._telemetry = telemetry
         self._apart_bytes = layout.slab.size_bytes(apart_blocks)
@@ -182,6 +186,7 @@ class SegmentTable:
         for kept in stored:
             segment = Segment(kept.segment, kept.handles_L[0].blocks, None, None, kept.handles_L, Phase.SEALED, pins=0)
             segment.label = kept.label
+            segment.clustered_blocks = len(kept.label.keys) if self.indexes.is_clustered(segment.room_blocks) else 0
             segment.parent = place_of.get(kept.label.parent)
             self._segments[segment.id] = segment
             self._directory.publish(segment.keys, segment.id)
@@ -239,6 +244,8 @@ class SegmentTable:
         """Give a pin back. A segment that nobody can share goes with its last pin."""
         assert segment.pins > 0, f"segment {segment.id} is not pinned"
         segment.pins -= 1
+        if segment.pins == 0:
+            self.indexes.release(segment)
         if segment.phase is Phase.SEALED:
             self._events += [SegmentTouched(segment.id), SegmentUnpinned(segment.id)]
         if segment.pins > 0:
@@ -276,8 +283,9 @@ class SegmentTable:
             self.release_home(segment)
 
     def release_home(self, segment: Segment) -> None:
-        """Give its slots in the home back, if it has any."""
+        """Give its slots in the home back, if it has any. The index of a segment that is in use stays in memory."""
         if segment.home_L is not None:
+            self.indexes.keep(segment)
             self.home.release(segment.home_L)
             segment.home_L = segment.addresses_L = None
             segment.version += 1
@@ -302,6 +310,7 @@ class SegmentTable:
     def check_integrity(self) -> None:
         """Assert that the home's room belongs to these segments, and that what is shared can be found and read."""
         self.home.check_integrity()
+        self.indexes.check_integrity(list(self._segments.values()))
         holders = [*self._segments.values(), *self._leaving.values()]
         rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in holders)
         reserved = self.layout.block_bytes * rooms + self._apart_bytes

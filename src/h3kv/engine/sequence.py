@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from h3kv.core.ports import Clock
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.engine.detokenizer import Detokenizer
 from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
 from h3kv.engine.interrupts import interrupts_deferred
@@ -82,6 +83,7 @@ class RunningSequence:
         request: checked.
         kv: of this sequence; its owner closes it.
         vocabulary: gives text and end tokens.
+        retrieval: how the answer's tokens choose what they read; the prompt reads everything.
         submitted_ns: when the request came, on the clock of `step`.
         started_ns: when it got its room.
     """
@@ -93,6 +95,7 @@ class RunningSequence:
         kv: SequenceKv,
         *,
         vocabulary: Vocabulary,
+        retrieval: RetrievalSetting | None,
         submitted_ns: int,
         started_ns: int,
     ) -> None:
@@ -102,6 +105,7 @@ class RunningSequence:
         self.finish_reason: FinishReason | None = None
         self.losses = 0
         self.prompt_tokens = len(request.prompt)
+        self._retrieval = retrieval
         self._cached_tokens = sum(kv.reused_tokens.values())
         self._sampler = Sampler(request.sampling)
         self._stop_rule = StopRule(request.sampling, vocabulary.eos_ids)
@@ -128,6 +132,7 @@ class RunningSequence:
             if start < self.prompt_tokens
             else min(known, chunks.end(start, known))
         )
+        self.kv.retrieval = self._retrieval if start >= self.prompt_tokens else None
         is_last = end == known
         assert start < end <= known, "an ended sequence was stepped"
         began_ns = clock.now_ns()

@@ -14,14 +14,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
-from h3kv.attention.paged import PagedCache, PageKernels, PageRun
+from h3kv.attention import sealing
+from h3kv.attention.page_table import PageRun
+from h3kv.attention.paged import PagedCache, PageKernels
+from h3kv.attention.retriever import PageSource
 from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.ports import Telemetry
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
+from h3kv.engine.capacity import Census
 from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Phase, Segment
 from h3kv.engine.segments import SegmentTable
@@ -43,14 +49,6 @@ class _Held:
     """Of the segment when its place was last looked up."""
 
 
-@dataclass(slots=True)
-class Census:
-    """Sequences that run, and what they may come to need."""
-
-    running: int = 0
-    blocks: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class KvParts:
     """What every sequence of a pool shares."""
@@ -59,8 +57,14 @@ class KvParts:
     page_kernels: PageKernels
     stream: SlabStream | None
     """Gives what lies in the cold store; None where there is none."""
+    pages: PageSource | None
+    """Gives single pages that lie there."""
     telemetry: Telemetry
     """Receives the bytes that leave windows."""
+    window_blocks: int
+    """Newest whole blocks of a sequence that are always attended to exactly."""
+    is_sealing: bool
+    """Whether the processor reaches the home, so that full segments are clustered there."""
     is_eager: bool
     """Own segments are opened when the sequence starts, so that it can always end."""
     census: Census
@@ -102,7 +106,16 @@ class SequenceKv:
         self._window = window
         self._spare: deque[Segment] = deque()
         self._held: list[_Held] = []
-        self.cache = PagedCache(parts.page_kernels, self._segments.layout, pages=16, source=parts.stream)
+        self.cache = PagedCache(
+            parts.page_kernels,
+            self._segments.layout,
+            pages=16,
+            source=parts.stream,
+            page_source=parts.pages,
+            window_tokens=parts.window_blocks * BLOCK_TOKENS,
+        )
+        # The first block that was computed under retrieval: its KV is of another class than what others look for.
+        self._retrieved_from: int | None = None
         self.reused_tokens = self._mount(mounts)
         # The first block that was not copied into its segment yet; without a window, that was not sealed.
         self._flushed = self.blocks
@@ -128,6 +141,20 @@ class SequenceKv:
     def pins(self) -> int:
         """Pins that this sequence holds, one for each segment."""
         return len(self._held) + len(self._spare)
+
+    @property
+    def retrieval(self) -> RetrievalSetting | None:
+        """How the next chunks choose what they read, each row for itself; None: they read everything.
+
+        Blocks that are computed under retrieval are not shared: others would compute other numbers for them.
+        """
+        return self.cache.retrieval
+
+    @retrieval.setter
+    def retrieval(self, setting: RetrievalSetting | None) -> None:
+        self.cache.retrieval = setting
+        if setting is not None and self._retrieved_from is None:
+            self._retrieved_from = self.blocks
 
     def prepare(self, tokens: int, *, reads_ahead: bool = True) -> None:
         """Make ready for a chunk of so many tokens: room for them, and everything readable where it lies now.
@@ -197,8 +224,12 @@ class SequenceKv:
         if self._window is not None:
             self._flush(self._window.first_kept(self.blocks), tokens)
             return
+        # Tokens of the window stay where they are: clustered ones are attended to in another order.
+        end = self.blocks
+        if self._segments.layout.slab.page.encoding.is_clustered:
+            end = max(end - self._parts.window_blocks, 0)
         for held in self._held:
-            if held.is_own and held.segment.phase is Phase.OPEN and held.end <= self.blocks:
+            if held.is_own and held.segment.phase is Phase.OPEN and held.end <= end:
                 self._seal(held, tokens)
                 self._flushed = held.end
 
@@ -303,10 +334,19 @@ class SequenceKv:
                 self._seal(held, tokens)
 
     def _seal(self, held: _Held, tokens: Sequence[int]) -> None:
+        segment, blocks = held.segment, held.end - held.start
         before = self._held.index(held) - 1
         parent = self._held[before].segment if before >= 0 else None
-        label = None if self._keys is None else self._label(held, self._keys, tokens)
-        self._segments.seal(held.segment, label, parent=parent)
+        is_shared = self._retrieved_from is None or held.end <= self._retrieved_from
+        label = self._label(held, self._keys, tokens) if self._keys is not None and is_shared else None
+        if self._parts.is_sealing and self._segments.indexes.is_clustered(segment.room_blocks):
+            assert segment.addresses_L is not None, "an open segment lies in its home"
+            slabs_L = np.array(segment.addresses_L, dtype=np.uint64)
+            sealing.seal(slabs_L, layout=self._segments.layout.slab, blocks=blocks)
+            segment.clustered_blocks = blocks
+        self._segments.seal(segment, label, parent=parent)
+        if segment.clustered_blocks:
+            self.cache.place(held.start, blocks, self._run_of(segment))
 
     def _label(self, held: _Held, keys: list[BlockKey], tokens: Sequence[int]) -> SegmentLabel:
         # keys[0] is the root, so block b has keys[b + 1].
@@ -337,4 +377,11 @@ class SequenceKv:
 
     def _run_of(self, segment: Segment) -> PageRun:
         addresses_L: tuple[int | None, ...] = segment.addresses_L or (None,) * self._segments.layout.layers
-        return PageRun(segment.id, addresses_L, segment.room_blocks, is_device=self._segments.tier is Tier.DEVICE)
+        return PageRun(
+            segment.id,
+            addresses_L,
+            segment.room_blocks,
+            is_device=self._segments.tier is Tier.DEVICE,
+            clustered_blocks=segment.clustered_blocks,
+            index_L=self._segments.indexes.addresses(segment),
+        )

@@ -13,12 +13,14 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, Directory, Telemetry
 from h3kv.engine.pool import KvPool, TieringConfig
 from h3kv.engine.store_room import check_area, check_new_store, cure_for_blocks
+from h3kv.policy.window import SEQUENCES_MAX
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
 from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.volume import Volume, open_volume
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
+from h3kv.tiers.index_store import IndexStore, IndexStoreConfig
 from h3kv.tiers.io import IoEngine
 
 REGISTERED_BYTES_MAX = 1 << 30
@@ -59,6 +61,7 @@ class TierStores:
         *,
         host: HostStore | None,
         cold: ColdStore | None,
+        index: IndexStore | None,
         io: IoEngine | None,
         volume: Volume | None,
         tiering: TieringConfig | None,
@@ -68,6 +71,7 @@ class TierStores:
         self.device = device
         self.host = host
         self.cold = cold
+        self.index = index
         self.io = io
         self._volume = volume
         self._tiering = tiering
@@ -95,6 +99,7 @@ class TierStores:
             stack.callback(on_device.close)
             host: HostStore | None = None
             cold: ColdStore | None = None
+            index: IndexStore | None = None
             io: IoEngine | None = None
             volume: Volume | None = None
             if tiers is not None:
@@ -105,12 +110,16 @@ class TierStores:
                         tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry
                     )
                     stack.callback(cold.close)
+                    if layout.slab.page.encoding.is_clustered:
+                        index = IndexStore(layout, _index_config(tiers.tiering, layout))
+                        stack.callback(index.close)
             tiering = None if tiers is None else tiers.tiering
             return cls(
                 layout,
                 on_device,
                 host=host,
                 cold=cold,
+                index=index,
                 io=io,
                 volume=volume,
                 tiering=tiering,
@@ -134,6 +143,7 @@ class TierStores:
             clock=clock,
             device=None if self.host is None else self.device,
             cold=self.cold,
+            index=self.index,
             tiering=self._tiering,
             cold_cure=None if self._volume is None else self._cure_for_blocks,
         )
@@ -145,6 +155,13 @@ class TierStores:
     def close(self) -> None:
         """Close all stores. Calling it again does nothing."""
         self._closing.close()
+
+
+def _index_config(tiering: TieringConfig, layout: CacheLayout) -> IndexStoreConfig:
+    """As large as was said, or with room for the segment that each sequence may use in part."""
+    if tiering.index_bytes is not None:
+        return IndexStoreConfig(tiering.index_bytes)
+    return IndexStoreConfig(SEQUENCES_MAX * layout.layers * IndexStore.layer_bytes(layout))
 
 
 def open_cold_volume(place: ColdPlace, layout: CacheLayout, make_engine: EngineFactory) -> Volume:

@@ -36,8 +36,8 @@ class WaitingRequest:
         )
 
 
-def need_of(request: Request, fingerprint: bytes) -> KvNeed:
-    """What a request needs to start. Hashes its prompt."""
+def need_of(request: Request, fingerprint: bytes, *, retrieves: bool = False) -> KvNeed:
+    """What a request needs to start, and whether it decodes under retrieval. Hashes its prompt."""
     root = root_key(fingerprint, request.tenant)
     prompt_tokens = len(request.prompt)
     return KvNeed(
@@ -45,4 +45,5 @@ def need_of(request: Request, fingerprint: bytes) -> KvNeed:
         reusable_blocks=reusable_blocks(prompt_tokens),
         prompt_blocks=prompt_tokens // BLOCK_TOKENS,
         blocks=count_blocks(bound_cached_tokens(prompt_tokens, request.sampling.max_new_tokens)),
+        retrieves=retrieves,
     )

@@ -9,8 +9,9 @@ Each block has slots of its own, one for each layer, so that it comes and goes a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from h3kv.attention import native
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import AddressableStore
 from h3kv.core.types import SlotHandle
+
+_UNIT_BYTES: Final = 4096
+"""Pieces are copied between devices in units that divide them: offsets in a store are multiples of these."""
 
 
 class ArenaStore(AddressableStore, Protocol):
@@ -75,20 +79,18 @@ class Window:
     def copy_out(self, blocks: range, addresses_L: Sequence[int], *, first_block: int, room_blocks: int) -> None:
         """Copy consecutive blocks into slots of their home, one for each layer, from block number `first_block` on."""
         slab = self._layout.slab
-        page_bytes = slab.page.size_bytes
-        head_K = np.arange(slab.kv_heads, dtype=np.uint64)
-        # Shapes: B blocks, L layers, K KV heads. A slot of one block holds its heads' pages one after the other.
-        slots_BL = np.array([self._addresses[block] for block in blocks], dtype=np.uint64)
-        source_BLK = slots_BL[..., None] + head_K * np.uint64(page_bytes)
-        place_BK = first_block + np.arange(len(blocks))[:, None] + np.arange(slab.kv_heads) * room_blocks
+        heads = range(slab.kv_heads)
+        # Shapes: B blocks, L layers, K KV heads.
+        slots_BL1 = np.array([self._addresses[block] for block in blocks], dtype=np.uint64)[..., None]
         home_L1 = np.array(addresses_L, dtype=np.uint64)[:, None]
-        target_BLK = home_L1 + (place_BK * page_bytes).astype(np.uint64)[:, None, :]
-        if self._device.arena.device.type == "cpu":
-            native.copy_pages(source_BLK, target_BLK, layout=slab.page)
-        else:
-            pages = self._pages(self._device)[self._numbers(self._device, source_BLK)]
-            home = self._pages(self._home)
-            home.index_copy_(0, self._numbers(self._home, target_BLK), pages.to(home.device))
+        places = range(first_block, first_block + len(blocks))
+        pieces = ((slab.page_offset, slab.page.size_bytes), (slab.plane_offset, slab.page.plane_bytes))
+        for offset, size_bytes in pieces:
+            if size_bytes == 0:
+                continue
+            from_K = np.array([offset(0, head, blocks=1) for head in heads], dtype=np.uint64)
+            to_BK = np.array([[offset(place, head, blocks=room_blocks) for head in heads] for place in places])
+            self._copy(slots_BL1 + from_K, home_L1 + to_BK.astype(np.uint64)[:, None, :], size_bytes)
 
     def drop(self, block: int) -> None:
         """Give the room of a block back."""
@@ -104,11 +106,22 @@ class Window:
         """Give all room back."""
         self.drop_from(0)
 
-    def _pages(self, store: ArenaStore) -> Tensor:
-        size_bytes = self._layout.slab.page.size_bytes
-        arena = store.arena
-        return arena[: arena.numel() // size_bytes * size_bytes].view(-1, size_bytes)
+    def _copy(self, source_BLK: NDArray[np.uint64], target_BLK: NDArray[np.uint64], size_bytes: int) -> None:
+        """Copy pieces of the device's memory into the home's."""
+        if self._device.arena.device.type == "cpu":
+            native.copy_pages(source_BLK, target_BLK, size_bytes=size_bytes)
+            return
+        unit_bytes = math.gcd(size_bytes, _UNIT_BYTES)
+        pieces = self._units(self._device, unit_bytes)[self._numbers(self._device, source_BLK, size_bytes, unit_bytes)]
+        home = self._units(self._home, unit_bytes)
+        home.index_copy_(0, self._numbers(self._home, target_BLK, size_bytes, unit_bytes), pieces.to(home.device))
 
-    def _numbers(self, store: ArenaStore, addresses: NDArray[np.uint64]) -> Tensor:
-        offsets = addresses.reshape(-1).astype(np.int64) - store.arena.data_ptr()
-        return torch.from_numpy(offsets // self._layout.slab.page.size_bytes).to(store.arena.device)
+    def _units(self, store: ArenaStore, unit_bytes: int) -> Tensor:
+        arena = store.arena
+        return arena[: arena.numel() // unit_bytes * unit_bytes].view(-1, unit_bytes)
+
+    def _numbers(self, store: ArenaStore, addresses: NDArray[np.uint64], size_bytes: int, unit_bytes: int) -> Tensor:
+        """Which of a store's units the pieces at these addresses are made of, piece by piece."""
+        offsets = addresses.reshape(-1, 1).astype(np.int64) - store.arena.data_ptr()
+        units = offsets // unit_bytes + np.arange(size_bytes // unit_bytes)
+        return torch.from_numpy(units.reshape(-1)).to(store.arena.device)

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
+from h3kv.core.limits import DIRECT_IO_BYTES
 from h3kv.core.types import (
     BlockKey,
     Completion,
@@ -79,7 +80,7 @@ def payload(number: int, layer: int, size_bytes: int) -> memoryview:
     words = np.frombuffer(memory, dtype=[("number", "<u8"), ("layer", "<u2"), ("page", "<u2"), ("at", "<u4")])
     words["number"], words["layer"] = number, layer
     words["at"] = np.arange(0, size_bytes, 16)
-    words["page"] = words["at"] // LAYOUT.slab.page.size_bytes
+    words["page"] = words["at"] // DIRECT_IO_BYTES
     return memory
 
 
@@ -90,7 +91,7 @@ def moves_of(store_handles_L: Sequence[SlotHandle], number: int, blocks: int, *,
         Move(
             SlabKey(SegmentId(number), layer),
             handle,
-            payload(number, layer, layout.slab.size_bytes(handle.blocks)),
+            payload(number, layer, layout.slab.content_bytes(handle.blocks)),
             label,
         )
         for layer, handle in enumerate(store_handles_L)
@@ -136,7 +137,7 @@ def read_segment(
 ) -> list[tuple[bytes, Exception | None]]:
     """The bytes of each slab, and what went wrong with it."""
     fetches = [
-        Fetch(SlabKey(segment, layer), handle, memoryview(mmap.mmap(-1, layout.slab.size_bytes(handle.blocks))))
+        Fetch(SlabKey(segment, layer), handle, memoryview(mmap.mmap(-1, layout.slab.content_bytes(handle.blocks))))
         for layer, handle in enumerate(handles_L)
     ]
     store.submit(fetches)

@@ -20,12 +20,13 @@ from h3kv.attention.paged import PageKernels
 from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.ports import AddressableStore, Clock
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
 from h3kv.engine.events import Failed, Finished, TokenGenerated
-from h3kv.engine.pool import KvPool
+from h3kv.engine.pool import KvPool, TieringConfig
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence import LanguageModel
@@ -60,9 +61,14 @@ CONFIG = ModelConfig(
     qk_norm=False,
 )
 
-LAYOUT = CacheLayout(
-    SlabLayout(PageLayout(dtype=DType.FP32, head_dim=CONFIG.head_dim), CONFIG.kv_heads), layers=CONFIG.layers
-)
+
+def layout_of(encoding: Encoding) -> CacheLayout:
+    """Geometry of the tiny model's KV."""
+    page = PageLayout(DType.FP32, CONFIG.head_dim, encoding)
+    return CacheLayout(SlabLayout(page, CONFIG.kv_heads), layers=CONFIG.layers)
+
+
+LAYOUT = layout_of(Encoding.RAW)
 
 FINGERPRINT = Fingerprint(
     weights="tiny-0", dtype=DType.FP32, rope="default", tokenizer="bytes", encoding=Encoding.RAW, fidelity="exact"
@@ -173,9 +179,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def tiny_store(capacity_blocks: int) -> DeviceStore:
+def tiny_store(capacity_blocks: int, layout: CacheLayout = LAYOUT) -> DeviceStore:
     """A store for so many blocks of the tiny model over all its layers."""
-    return DeviceStore(LAYOUT.slab, DeviceStoreConfig(capacity_bytes=capacity_blocks * LAYOUT.block_bytes))
+    return DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=capacity_blocks * layout.block_bytes))
 
 
 def make_rig(
@@ -186,6 +192,9 @@ def make_rig(
     store: AddressableStore | None = None,
     page_kernels: PageKernels = native,
     fingerprint: bytes = FINGERPRINT,
+    layout: CacheLayout = LAYOUT,
+    window_tokens: int = 1024,
+    retrieval: RetrievalSetting | None = None,
 ) -> Rig:
     """An engine over a store of its own.
 
@@ -193,14 +202,23 @@ def make_rig(
         capacity_blocks: of the store that is made where none is given.
         chunk_tokens: prompt tokens of one step.
         model: the tiny decoder of seed 0 where None.
-        store: for slabs of `LAYOUT`.
+        store: for slabs of the layout.
         page_kernels: must reach the store's addresses.
         fingerprint: of the block keys.
+        layout: of the tiny model's KV.
+        window_tokens: newest tokens that are always read exactly.
+        retrieval: of the answers.
     """
-    store = tiny_store(capacity_blocks) if store is None else store
+    store = tiny_store(capacity_blocks, layout) if store is None else store
     telemetry, directory, clock = Recorder(), MemoryDirectory(), ManualClock(step_ns=1_000_000)
     pool = KvPool(
-        store, LAYOUT, page_kernels=page_kernels, directory=directory, telemetry=telemetry, clock=ManualClock()
+        store,
+        layout,
+        page_kernels=page_kernels,
+        directory=directory,
+        telemetry=telemetry,
+        clock=ManualClock(),
+        tiering=TieringConfig(window_tokens=window_tokens),
     )
     engine = Engine(
         tiny_decoder() if model is None else model,
@@ -208,7 +226,7 @@ def make_rig(
         vocabulary=ByteVocabulary(),
         fingerprint=fingerprint,
         device=torch.device("cpu"),
-        config=EngineConfig(chunk_tokens=chunk_tokens),
+        config=EngineConfig(chunk_tokens=chunk_tokens, retrieval=retrieval),
         clock=clock,
         telemetry=telemetry,
     )

@@ -83,6 +83,9 @@ class FakeStore:
             if isinstance(work, Fetch):
                 if self._visible.get(work.key) != work.source:
                     raise SlabBusyError(f"slab {work.key} is not visible there", key=work.key)
+                check_bytes = self._layout.check_bytes
+                assert 0 <= work.offset_bytes <= len(slot.memory) - work.target.nbytes
+                assert work.offset_bytes % check_bytes == work.target.nbytes % check_bytes == 0
             elif work.key in busy or slot.slab is not None or any(slot is each.slot for each in started):
                 raise SlabBusyError(f"slab {work.key} or its slot is taken", key=work.key)
             else:
@@ -153,7 +156,8 @@ class FakeStore:
         work = ended.work
         if isinstance(work, Fetch):
             # The slot lives on here if it was released, and nothing can have been written into it since.
-            work.target[:] = memoryview(ended.slot.memory)[: work.target.nbytes]
+            start = work.offset_bytes
+            work.target[:] = memoryview(ended.slot.memory)[start : start + work.target.nbytes]
             return None
         if self._slots.get(work.target.slot) is not ended.slot:
             return StaleHandleError("the slot was released while its move was in flight")

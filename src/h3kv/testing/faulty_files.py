@@ -97,7 +97,7 @@ class FaultyFiles:
         self._results.clear()
         return results_N
 
-    def wait(self, timeout_ns: int) -> None:
+    def wait(self, timeout_ns: int, *, results: int = 1) -> None:
         """Everything has ended already."""
 
     def cancel_all(self) -> None:

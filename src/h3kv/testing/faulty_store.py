@@ -1,8 +1,8 @@
 """A store that breaks chosen moves, fetches and calls of another one.
 
 What it may do to us: end a move with an error instead of making its slab visible; end a fetch with an error, or with
-bytes that are not those that were written, which it says; refuse a call that then did nothing. Any number of them,
-once each or from one on for ever.
+bytes that are not those that were written, which it says; end a read of `read_units` with an error; refuse a call that
+then did nothing. Any number of them, once each or from one on for ever.
 What it may not do: lose a completion, break a move after its slab was visible, or change bytes and keep silent.
 """
 
@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, cast
 
+import numpy as np
+
 from h3kv.core.errors import SlabCorruptError, TierError
-from h3kv.core.ports import AddressableStore, BlockStore, PersistentStore
+from h3kv.core.ports import AddressableStore, BlockStore, EndedReads, FailedRead, PersistentStore
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, StoredSegment, StoreStatistics
+from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 
 Call = Literal["reserve", "address", "submit"]
 """What can be refused."""
@@ -49,6 +52,7 @@ class FaultyStore:
         broken_moves: numbers of the moves that end with InjectedFaultError.
         broken_fetches: numbers of the fetches that end with InjectedFaultError; their target stays as it is.
         corrupt_fetches: numbers of the fetches that bring one flipped bit and InjectedCorruptionError.
+        broken_units: numbers of the reads of `read_units` that end with InjectedFaultError.
         broken_calls: numbers of the calls that are refused.
         refusal: what a broken call raises; InjectedFaultError where None.
     """
@@ -60,6 +64,7 @@ class FaultyStore:
         broken_moves: Collection[int] = (),
         broken_fetches: Collection[int] = (),
         corrupt_fetches: Collection[int] = (),
+        broken_units: Collection[int] = (),
         broken_calls: Mapping[Call, Collection[int]] | None = None,
         refusal: BaseException | None = None,
     ) -> None:
@@ -68,6 +73,9 @@ class FaultyStore:
         self._broken_moves = broken_moves
         self._broken_fetches = broken_fetches
         self._corrupt_fetches = corrupt_fetches
+        self._broken_units = broken_units
+        self._units = 0
+        self._failed_units: list[FailedRead] = []
         self._broken_calls = {} if broken_calls is None else dict(broken_calls)
         self._refusal = refusal
         self._calls: Counter[Call] = Counter()
@@ -130,12 +138,40 @@ class FaultyStore:
 
     def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
         """See `PersistentStore.restore`, which `inner` must satisfy."""
-        return cast(PersistentStore, self._inner).restore(number)
+        return self._persistent.restore(number)
+
+    def read_units(self, slabs: Sequence[SlotHandle], reads: memoryview) -> None:
+        """See `PersistentStore.read_units`, which `inner` must satisfy."""
+        reads_N = np.frombuffer(reads, dtype=UNIT_READ_DTYPE)
+        numbers = range(self._units + 1, self._units + 1 + reads_N.size)
+        broken_N = np.array([number in self._broken_units for number in numbers], dtype=np.bool_)
+        self._persistent.read_units(slabs, reads_N[~broken_N].data)
+        self._units += reads_N.size
+        for read in reads_N[broken_N]:
+            source = slabs[int(read["slab"])]
+            fault = InjectedFaultError(f"a read of slot {source.slot} was broken on purpose", tier=self.tier)
+            self._failed_units.append(FailedRead(int(read["tag"]), source, fault))
+
+    def poll_units(self) -> EndedReads:
+        """See `PersistentStore.poll_units`, which `inner` must satisfy."""
+        failed, self._failed_units = tuple(self._failed_units), []
+        ended = self._persistent.poll_units()
+        return EndedReads(ended.tags, (*failed, *ended.failed))
+
+    def wait_units(self, timeout_ns: int, *, reads: int = 1) -> None:
+        """See `PersistentStore.wait_units`, which `inner` must satisfy."""
+        missing = reads - len(self._failed_units)
+        if missing > 0:
+            self._persistent.wait_units(timeout_ns, reads=missing)
+
+    def is_wrapped(self, handle: SlotHandle) -> bool:
+        """See `PersistentStore.is_wrapped`, which `inner` must satisfy."""
+        return self._persistent.is_wrapped(handle)
 
     @property
     def is_degraded(self) -> bool:
         """See `PersistentStore.is_degraded`, which `inner` must satisfy."""
-        return cast(PersistentStore, self._inner).is_degraded
+        return self._persistent.is_degraded
 
     def statistics(self) -> StoreStatistics:
         """See `BlockStore.statistics`."""
@@ -148,6 +184,10 @@ class FaultyStore:
     def close(self) -> None:
         """See `BlockStore.close`."""
         self._inner.close()
+
+    @property
+    def _persistent(self) -> PersistentStore:
+        return cast(PersistentStore, self._inner)
 
     def _spoil(self, completion: Completion) -> Completion:
         fetch = next((each for each in self._corrupt if each is completion.move), None)

@@ -16,6 +16,8 @@ import torch
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.torch_pages import TorchPages
+from h3kv.core.layout import CacheLayout
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
@@ -25,9 +27,11 @@ from h3kv.engine.sequence import LanguageModel
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import open_store
 from h3kv.testing.engines import FINGERPRINT, LAYOUT, ByteVocabulary, Rig, tiny_decoder
+from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
 from h3kv.tiers.host import HostStore, HostStoreConfig
+from h3kv.tiers.index_store import IndexStore, IndexStoreConfig
 
 DEVICE_BLOCKS: Final = 16
 HOST_BLOCKS: Final = 48
@@ -45,6 +49,9 @@ def tiered_rig(
     io: EngineFactory | None = None,
     model: LanguageModel | None = None,
     fingerprint: bytes = FINGERPRINT,
+    layout: CacheLayout = LAYOUT,
+    retrieval: RetrievalSetting | None = None,
+    index_segments: int = 8,
     on_torch: bool = False,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
@@ -56,31 +63,46 @@ def tiered_rig(
         io: makes the cold store's I/O engine; the one that ships where None.
         model: the tiny decoder of seed 0 where None.
         fingerprint: of the block keys and of the store.
+        layout: of the tiny model's KV.
+        retrieval: of the answers.
+        index_segments: room of the index region, where the encoding has indexes.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
     with contextlib.ExitStack() as stack:
-        device = DeviceStore(LAYOUT.slab, DeviceStoreConfig(capacity_bytes=device_blocks * LAYOUT.block_bytes))
+        device = DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=device_blocks * layout.block_bytes))
         stack.callback(device.close)
-        host = HostStore(LAYOUT.slab, HostStoreConfig(capacity_bytes=host_blocks * LAYOUT.block_bytes))
+        host = HostStore(layout.slab, HostStoreConfig(capacity_bytes=host_blocks * layout.block_bytes))
         stack.callback(host.close)
-        cold = None
+        cold = index = None
         if folder is not None:
-            cold = open_store(folder, units=units, fingerprint=fingerprint, telemetry=telemetry, engine=io)
+            cold = open_store(
+                folder,
+                capacity_bytes=capacity_for(layout, units=units),
+                fingerprint=fingerprint,
+                layout=layout,
+                telemetry=telemetry,
+                engine=io,
+            )
             stack.callback(cold.close)
+            if layout.slab.page.encoding.is_clustered:
+                size_bytes = index_segments * layout.layers * IndexStore.layer_bytes(layout)
+                index = IndexStore(layout, IndexStoreConfig(size_bytes))
+                stack.callback(index.close)
         kernels: PageKernels = native
         if on_torch:
-            kernels = torch_pages = TorchPages(device.arena, LAYOUT.slab.page)
+            kernels = torch_pages = TorchPages(device.arena, layout.slab.page)
             stack.callback(torch_pages.close)
         pool = KvPool(
             host,
-            LAYOUT,
+            layout,
             page_kernels=kernels,
             directory=directory,
             telemetry=telemetry,
             clock=clock,
             device=device,
             cold=cold,
+            index=index,
             tiering=TieringConfig(window_tokens=WINDOW_TOKENS, chunk_tokens=CHUNK_TOKENS),
         )
         stack.callback(pool.close)
@@ -90,7 +112,7 @@ def tiered_rig(
             vocabulary=ByteVocabulary(),
             fingerprint=fingerprint,
             device=torch.device("cpu"),
-            config=EngineConfig(chunk_tokens=CHUNK_TOKENS),
+            config=EngineConfig(chunk_tokens=CHUNK_TOKENS, retrieval=retrieval),
             clock=clock,
             telemetry=telemetry,
         )

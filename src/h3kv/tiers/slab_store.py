@@ -26,7 +26,7 @@ def count_units(layout: SlabLayout, capacity_bytes: int, *, tier: Tier) -> int:
     if capacity_bytes < unit_bytes:
         raise ConfigError(
             f"the {tier} tier's cap of {capacity_bytes} bytes is below one unit: {UNIT_BLOCKS} blocks x "
-            f"{layout.kv_heads} KV heads x {layout.page.size_bytes} bytes a page = {unit_bytes} bytes; "
+            f"{layout.block_bytes} bytes = {unit_bytes} bytes; "
             f"raise {tier}.kv_bytes",
             field=f"{tier}.kv_bytes",
         )
@@ -91,7 +91,7 @@ class SlabStore:
                 self._check_source(fetch)
         for move in moves:
             if isinstance(move, Fetch):
-                self._copy_out(move.source, move.target)
+                self._copy_out(move)
             else:
                 if move.source is not None:
                     self._copy_in(move.source, move.target)
@@ -186,7 +186,10 @@ class SlabStore:
         if self._visible.get(fetch.key) != fetch.source:
             raise SlabBusyError(f"slab {fetch.key} is not visible in slot {fetch.source.slot} yet", key=fetch.key)
         assert not fetch.target.readonly
-        assert fetch.target.nbytes <= self._layout.size_bytes(fetch.source.blocks)
+        end_bytes = fetch.offset_bytes + fetch.target.nbytes
+        assert fetch.offset_bytes >= 0 and end_bytes <= self._layout.size_bytes(fetch.source.blocks)
+        check_bytes = self._layout.check_bytes
+        assert fetch.offset_bytes % check_bytes == fetch.target.nbytes % check_bytes == 0, "a fetch takes whole pieces"
 
     def _publish(self, move: Move) -> StaleHandleError | None:
         try:
@@ -198,9 +201,9 @@ class SlabStore:
         self._bytes_moved_total += 0 if move.source is None else move.source.nbytes
         return None
 
-    def _room(self, handle: SlotHandle, size_bytes: int) -> Tensor:
-        """The first bytes of a slot."""
-        start = self._layout.size_bytes(handle.slot)
+    def _room(self, handle: SlotHandle, size_bytes: int, *, offset_bytes: int = 0) -> Tensor:
+        """Some bytes of a slot."""
+        start = self._layout.size_bytes(handle.slot) + offset_bytes
         return self._open_memory()[start : start + size_bytes]
 
     def _copy_in(self, source: memoryview, target: SlotHandle) -> None:
@@ -210,9 +213,9 @@ class SlabStore:
         else:
             room.copy_(torch.frombuffer(bytearray(source), dtype=torch.uint8))
 
-    def _copy_out(self, source: SlotHandle, target: memoryview) -> None:
-        room = self._room(source, target.nbytes)
+    def _copy_out(self, fetch: Fetch) -> None:
+        room = self._room(fetch.source, fetch.target.nbytes, offset_bytes=fetch.offset_bytes)
         if room.device.type == "cpu":
-            np.frombuffer(target, dtype=np.uint8)[:] = room.numpy()
+            np.frombuffer(fetch.target, dtype=np.uint8)[:] = room.numpy()
         else:
-            torch.frombuffer(target, dtype=torch.uint8).copy_(room)
+            torch.frombuffer(fetch.target, dtype=torch.uint8).copy_(room)

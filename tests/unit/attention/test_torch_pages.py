@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from h3kv.attention.native import TORCH_DTYPES
-from h3kv.attention.paged import PagedCache, PageRun
+from h3kv.attention.page_table import PageRun
+from h3kv.attention.paged import PagedCache
 from h3kv.attention.reference import TokenRun, attend, pack_page
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout

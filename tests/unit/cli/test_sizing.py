@@ -36,7 +36,7 @@ def settings(**sections: dict[str, Any]) -> Settings:
 
 def behind(chosen: Settings, surroundings: Surroundings = CPU) -> TierConfig | None:
     device = device_store(chosen, layout(), surroundings)
-    return tiers_behind(chosen, layout(), surroundings, device=device)
+    return tiers_behind(chosen, layout(), surroundings, device=device, context_tokens=8192)
 
 
 @pytest.mark.parametrize("dtype", list(DType))

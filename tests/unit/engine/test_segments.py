@@ -7,6 +7,7 @@ from h3kv.core.errors import TierFullError
 from h3kv.core.ports import AddressableStore
 from h3kv.core.types import BlockKey, BlockLocation, SegmentId, SegmentLabel, SlabKey
 from h3kv.engine.directory import MemoryDirectory
+from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, cover, mount_prefix, reusable_blocks
 from h3kv.engine.segment import Phase, Segment
@@ -28,7 +29,10 @@ class World:
         self.store = store or tiny_store(32)
         self.directory = MemoryDirectory()
         self.telemetry = Recorder()
-        self.serve(SegmentTable(self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry))
+        indexes = SegmentIndexes(LAYOUT, None, None, clock=ManualClock())
+        self.serve(
+            SegmentTable(self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry, indexes=indexes)
+        )
 
     def serve(self, table: SegmentTable) -> None:
         self.table = table
@@ -296,7 +300,10 @@ class InterruptedTable(SegmentTable):
 
 def test_interrupt_between_two_pins_leaves_none() -> None:
     world = World()
-    world.serve(InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry))
+    indexes = SegmentIndexes(LAYOUT, None, None, clock=ManualClock())
+    world.serve(
+        InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry, indexes=indexes)
+    )
     first = world.sealed("a", 1)
     world.sealed("b", 4, parent=first)
     with pytest.raises(KeyboardInterrupt):

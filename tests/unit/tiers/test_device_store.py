@@ -22,7 +22,7 @@ def test_cap_below_one_unit_is_refused_with_the_sum(capacity_bytes: int) -> None
     with pytest.raises(ConfigError) as caught:
         DeviceStore(LAYOUT, DeviceStoreConfig(capacity_bytes))
     assert caught.value.field == "device.kv_bytes"
-    assert f"16 blocks x 3 KV heads x 16384 bytes a page = {UNIT_BYTES} bytes" in str(caught.value)
+    assert f"16 blocks x 49152 bytes = {UNIT_BYTES} bytes" in str(caught.value)
 
 
 def test_full_store_says_how_much_is_missing_and_which_cap_to_raise() -> None:

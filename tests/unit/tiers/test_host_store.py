@@ -27,9 +27,7 @@ def test_capacity_is_rounded_down_to_whole_units(capacity_bytes: int) -> None:
 
 @pytest.mark.parametrize("capacity_bytes", [0, UNIT_BYTES - 1])
 def test_cap_below_one_unit_is_refused_with_the_sum(capacity_bytes: int) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"16 blocks x 3 KV heads x 16384 bytes a page = {UNIT_BYTES} bytes"
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"16 blocks x 49152 bytes = {UNIT_BYTES} bytes") as caught:
         HostStore(LAYOUT, HostStoreConfig(capacity_bytes))
     assert caught.value.field == "host.kv_bytes"
 

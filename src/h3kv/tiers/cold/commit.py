@@ -7,7 +7,8 @@
 
 One batch at a time; what is submitted meanwhile shares the flushes of the next one. Giving an extent back undoes its
 header on the disk. That goes along with the next batch's data, unless this batch writes where such an extent lay: then
-it is flushed first. So at any moment the disk holds, for each header that can be read, the data that it tells of.
+it is flushed first. So at any moment the disk holds, for each header that can be read, the data that it tells of. Where
+segments are wrapped, other threads do that before the first step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from h3kv.core.errors import TierBrokenError
 from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS
 from h3kv.tiers.cold.budget import WriteBudget
+from h3kv.tiers.cold.codec import Codec
+from h3kv.tiers.cold.data_writes import DataWrites, DropJob, WrapJob
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
 from h3kv.tiers.cold.header import ExtentHeader, pack_header
@@ -38,6 +41,9 @@ _STEP_NS: Final = 100 * NS_PER_MS
 
 BATCH_BYTES_MAX: Final = 256 << 20
 """Of data in one batch, unless one segment is larger: completions do not wait for all of a long queue."""
+
+WRAPPED_BATCH_BYTES_MAX: Final = 64 << 20
+"""The same where segments are wrapped: their copies take as much memory while a batch runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +72,29 @@ class Commits:
     Args:
         volume: where they go.
         room: whose areas are claimed on the disk before anything is written into them.
+        writes: makes the ops of slabs.
         geometry: of this model's areas.
+        codec: wraps the segments; None: they are written as they are.
         fingerprint: of this model.
         budget: counts what is written.
     """
 
     def __init__(
-        self, volume: Volume, room: Room, geometry: AreaGeometry, *, fingerprint: bytes, budget: WriteBudget
+        self,
+        volume: Volume,
+        room: Room,
+        writes: DataWrites,
+        geometry: AreaGeometry,
+        *,
+        codec: Codec | None,
+        fingerprint: bytes,
+        budget: WriteBudget,
     ) -> None:
         self._volume = volume
         self._room = room
+        self._writes = writes
+        self._codec = codec
+        self._batch_bytes_max = BATCH_BYTES_MAX if codec is None else WRAPPED_BATCH_BYTES_MAX
         self._geometry = geometry
         self._fingerprint = fingerprint
         self._budget = budget
@@ -83,7 +102,7 @@ class Commits:
         self._undo: list[_Undo] = []
         self._undo_is_urgent = False
         self._batch: _Batch | None = None
-        self._steps: Generator[list[Op], None, None] | None = None
+        self._steps: Generator[list[Op] | list[WrapJob], None, None] | None = None
         self._serial = volume.superblock.epoch << 32
         self.broken: TierBrokenError | None = None
         """Why nothing more is written."""
@@ -94,6 +113,11 @@ class Commits:
     def is_busy(self) -> bool:
         """Whether a batch is running or can start."""
         return self._batch is not None or (self.broken is None and (bool(self._queue) or self._undo_is_urgent))
+
+    @property
+    def open_ops(self) -> int:
+        """Ops and jobs of the running step that have not ended."""
+        return 0 if self._batch is None else self._batch.open_ops
 
     def write(self, extent: Extent) -> None:
         """Queue an extent whose slabs were all submitted."""
@@ -160,7 +184,7 @@ class Commits:
         size, count = 0, 0
         for extent in self._queue:
             size += extent.blocks * self._geometry.block_bytes
-            if count and size > BATCH_BYTES_MAX:
+            if count and size > self._batch_bytes_max:
                 break
             count += 1
         taken, self._queue = self._queue[:count], self._queue[count:]
@@ -179,17 +203,31 @@ class Commits:
         if ops is None:
             return False
         batch.open_ops = len(ops)
-        self.written_bytes += sum(op.size for op in ops)
-        self._volume.ops.submit(ops, lambda outcome: self._note(batch, outcome))
+        writes = [op for op in ops if isinstance(op, Op)]
+        if writes:
+            self.written_bytes += sum(op.size for op in writes)
+            self._volume.ops.submit(writes, lambda outcome: self._note(batch, outcome))
+        for job in ops:
+            if isinstance(job, WrapJob) and self._codec is not None:
+                self._codec.start(job)
         return True
+
+    def _wrap_jobs(self, batch: _Batch) -> list[WrapJob]:
+        def note() -> None:
+            batch.open_ops -= 1
+
+        return [WrapJob(self._writes, extent, note) for extent in batch.extents if extent.owned_layers]
 
     def _note(self, batch: _Batch, outcome: Outcome) -> None:
         batch.open_ops -= 1
         if not outcome.is_good and batch.failure is None:
             batch.failure = outcome
 
-    def _run(self, batch: _Batch) -> Generator[list[Op], None, None]:
+    def _run(self, batch: _Batch) -> Generator[list[Op] | list[WrapJob], None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
+        jobs = [] if self._codec is None else self._wrap_jobs(batch)
+        if jobs:
+            yield jobs
         first = [self._undo_write(undo) for undo in batch.undone]
         claimed, early_bytes = self._room.take_claims(), 0
         if claimed or _overlap(batch.extents, batch.undone):
@@ -203,56 +241,34 @@ class Commits:
             yield [Op(kind=FLUSH)]
             first = []
         wanted = [extent for extent in batch.extents if extent.owned_layers]
-        data = [op for extent in wanted for op in self._data_writes(extent)]
+        if self._codec is None:
+            data = [op for extent in wanted for op in self._writes.plain(extent)]
+        else:
+            data = [op for job in jobs for op in job.take()]
         if first or data:
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
             spent = early_bytes + sum(op.size for op in first + data) + headers_bytes + SECTOR_BYTES
             yield [*first, *data, self._budget.spend(spent)]
+            if self._codec is not None:
+                self._codec.start(DropJob(data))
             yield [Op(kind=FLUSH)]
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
         if whole:
             yield [self._header_write(extent) for extent in whole]
             yield [Op(kind=FLUSH)]
 
-    def _data_writes(self, extent: Extent) -> list[Op]:
-        """One write for each slab. Sources that are not aligned are copied first."""
-        page_bytes = self._geometry.mark.page_bytes
-        ops = []
-        for layer, move in extent.moves.items():
-            assert move.source is not None
-            size = extent.pages * page_bytes
-            keep: object = move.source
-            address = address_of(move.source) if move.source.nbytes else 0
-            if address % SECTOR_BYTES or move.source.nbytes != size:
-                memory = aligned_memory(size)
-                memory[: move.source.nbytes] = move.source.cast("B")
-                keep, address = memory, address_of(memory)
-            ops.append(
-                Op(
-                    kind=WRITE,
-                    offset=self.slab_offset(extent, layer),
-                    address=address,
-                    size=size,
-                    crcs=self.crcs_address(extent, layer),
-                    page_bytes=page_bytes,
-                    keep=keep,
-                )
-            )
-        return ops
-
-    def slab_offset(self, extent: Extent, layer: int) -> int:
-        """Where a slab lies in the volume."""
-        area, block = divmod(extent.block, self._geometry.blocks)
-        return self._volume.geometry.area_offset(area) + self._geometry.slab_offset(block, layer, blocks=extent.blocks)
-
-    def crcs_address(self, extent: Extent, layer: int) -> int:
-        """Where the checksums of a slab's pages lie in memory."""
-        return int(extent.crcs_P.ctypes.data) + 4 * layer * extent.blocks * self._geometry.mark.kv_heads
-
     def _header_write(self, extent: Extent) -> Op:
         self._serial += 1
         extent.is_on_disk = True
-        header = ExtentHeader(self._fingerprint, self._serial, extent.blocks, extent.pages, extent.label, extent.crcs_P)
+        header = ExtentHeader(
+            self._fingerprint,
+            self._serial,
+            extent.blocks,
+            extent.pieces,
+            extent.label,
+            wrapped_L=extent.wrapped_L,
+            crcs_LC=extent.crcs_LC,
+        )
         return write_of(self._header_offset(extent.block), pack_header(header, self._geometry))
 
     def _undo_write(self, undo: _Undo) -> Op:

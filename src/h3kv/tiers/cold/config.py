@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from h3kv.tiers.cold.budget import utc_day
 from h3kv.tiers.io import Backend
+
+Wrap = Literal["none", "lz4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +25,10 @@ class ColdStoreConfig:
     """Operations that the device is given at a time."""
     write_bytes_per_day: int | None = None
     """Bytes that may be written in a day (UTC), over all processes that use the store. None: any."""
+    wrap: Wrap = "none"
+    """Whether slabs are written with fewer bytes, at the price of threads that wrap and unwrap them. A wrapped slab is
+    read whole. What was written under another setting is read as it was written."""
+    codec_threads: int = 2
+    """That wrap and unwrap. They begin with the first slab that needs them."""
     today: Callable[[], int] = utc_day
     """Number of the day now."""

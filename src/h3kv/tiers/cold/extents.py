@@ -1,4 +1,7 @@
-"""The extents of one process's segments, and the handles to their slabs."""
+"""The extents of one process's segments, and the handles to their slabs.
+
+Shapes: L layers, C checked pieces of a slab.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 
 from h3kv.core.errors import StaleHandleError
 from h3kv.core.types import Move, SegmentId, SegmentLabel, SlotHandle, Tier
+from h3kv.tiers.cold.geometry import AreaGeometry
 
 
 class Phase(enum.Enum):
@@ -33,12 +37,14 @@ class Extent:
     """First block, counted through the volume."""
     blocks: int
     handles_L: list[SlotHandle]
-    crcs_P: NDArray[np.uint32]
-    """crc32c of each page, `[layer][kv_head][block]`. The engine writes into it: it never moves."""
+    wrapped_L: NDArray[np.uint32]
+    """Bytes of each slab as it is stored; 0: as it is read."""
+    crcs_LC: NDArray[np.uint32]
+    """crc32c of each piece as it is stored. The engine writes into it: it never moves."""
     phase: Phase = Phase.RESERVED
     owned_layers: int = 0
     """Handles that were not released."""
-    pages: int = 0
+    pieces: int = 0
     """Of each slab that were written, from its start."""
     segment: SegmentId | None = None
     label: SegmentLabel | None = None
@@ -53,6 +59,15 @@ class Extent:
 
     is_free: bool = False
     """Whether its room was given back; nothing refers to it any more."""
+    _crcs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._crcs = int(self.crcs_LC.ctypes.data)
+
+    def crcs_address(self, layer: int, piece: int = 0) -> int:
+        """Where the checksums of a slab's pieces lie in memory, from one piece on."""
+        pieces: int = self.crcs_LC.shape[1]
+        return self._crcs + 4 * (layer * pieces + piece)
 
     def layer_of(self, handle: SlotHandle) -> int:
         """The layer that one of its handles is for."""
@@ -67,9 +82,9 @@ class Extent:
 class ExtentTable:
     """Which handle means which slab of which extent. A handle's generation is never used twice."""
 
-    def __init__(self, *, layers: int, pages_per_block: int) -> None:
-        self._layers = layers
-        self._pages_per_block = pages_per_block
+    def __init__(self, geometry: AreaGeometry) -> None:
+        self._geometry = geometry
+        self._layers = geometry.mark.layers
         self._next_generation = 0
         self._owned: dict[int, tuple[SlotHandle, Extent]] = {}
         self.owned_blocks = 0
@@ -83,8 +98,9 @@ class ExtentTable:
             SlotHandle(Tier.NVME, first + layer * blocks, blocks, self._next_generation)
             for layer in range(self._layers)
         ]
-        crcs = np.zeros(blocks * self._pages_per_block, dtype=np.uint32)
-        extent = Extent(block, blocks, handles, crcs, owned_layers=self._layers)
+        wrapped_L = np.zeros(self._layers, dtype=np.uint32)
+        crcs_LC = np.zeros((self._layers, self._geometry.slab_pieces(blocks)), dtype=np.uint32)
+        extent = Extent(block, blocks, handles, wrapped_L, crcs_LC, owned_layers=self._layers)
         self._owned.update({handle.slot: (handle, extent) for handle in handles})
         self.owned_blocks += blocks * self._layers
         return extent
@@ -96,7 +112,7 @@ class ExtentTable:
             StaleHandleError: it owns nothing now.
         """
         owner, extent = self._owned.get(handle.slot, (None, None))
-        if extent is None or owner != handle:
+        if extent is None or (owner is not handle and owner != handle):
             raise StaleHandleError(
                 f"{handle.tier} slot {handle.slot} (generation {handle.generation}, {handle.blocks} blocks) was "
                 "released: look the slab up again"

@@ -1,4 +1,4 @@
-"""Slabs on their way from the disk into memory, each page checked."""
+"""Slabs on their way from the disk into memory, each piece checked."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from h3kv.core.types import Fetch
-from h3kv.tiers.cold.commit import Commits
+from h3kv.tiers.cold.codec import Codec, Job
+from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent
+from h3kv.tiers.cold.geometry import AreaGeometry
 from h3kv.tiers.cold.ops import Op, Outcome, address_of, aligned_memory
 from h3kv.tiers.cold.record import SECTOR_BYTES
-from h3kv.tiers.cold.volume import Volume
-from h3kv.tiers.io import READ
+from h3kv.tiers.cold.wrap import unwrap
+from h3kv.tiers.io import CHECKSUM_MISMATCH, ERROR, READ
 
 
 @dataclass(slots=True, eq=False)
@@ -20,20 +22,33 @@ class _Pending:
     number: int
     fetch: Fetch
     extent: Extent
-    copy: mmap.mmap | None
-    """Where the bytes land first, if the target is not aligned."""
+    size: int = 0
+    """Bytes of the slab that were asked for and are there."""
+    copy: mmap.mmap | None = None
+    """Where the bytes land first, if they cannot land in the target."""
+    wrapped: int = 0
+    """Bytes that stand for the whole slab, or 0: it is stored as it is."""
     fault: Outcome | None = None
 
 
 class Fetches:
-    """Starts reads and collects their ends."""
+    """Starts reads and collects their ends.
 
-    def __init__(self, volume: Volume, commits: Commits, *, page_bytes: int) -> None:
-        self._volume = volume
-        self._commits = commits
-        self._page_bytes = page_bytes
+    Args:
+        writes: knows where slabs lie.
+        geometry: of the model's areas.
+        codec: unwraps what was wrapped.
+        element: bytes of one element of a slab.
+    """
+
+    def __init__(self, writes: DataWrites, geometry: AreaGeometry, codec: Codec, *, element: int) -> None:
+        self._writes = writes
+        self._geometry = geometry
+        self._codec = codec
+        self._element = element
         self._started = 0
         self._ended: list[_Pending] = []
+        self._to_unwrap: list[_Pending] = []
         self.read_bytes = 0
         """In total, by reads that brought what was written."""
 
@@ -42,33 +57,39 @@ class Fetches:
         """Whether `ended` would give something."""
         return bool(self._ended)
 
-    def start(self, wanted: Sequence[tuple[Fetch, Extent, int]]) -> None:
-        """Begin to read slabs: of each the extent and the layer."""
-        reads = [self._read(fetch, extent, layer) for fetch, extent, layer in wanted]
-        self._volume.ops.submit_each([read for read in reads if read is not None])
-
-    def _read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Op, Callable[[Outcome], None]] | None:
-        """The op of one slab and what its end does; None where there is nothing to read."""
+    def read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Op, Callable[[Outcome], None]] | None:
+        """The op that begins a fetch and what its end does; None where there is nothing to read."""
         self._started += 1
         extent.fetches += 1
-        size = min(fetch.target.nbytes, extent.pages * self._page_bytes)
-        if size == 0:
-            self._ended.append(_Pending(self._started, fetch, extent, None))
+        check_bytes = self._geometry.mark.check_bytes
+        offset, pending = fetch.offset_bytes, _Pending(self._started, fetch, extent)
+        pending.size = size = min(fetch.target.nbytes, extent.pieces * check_bytes - offset)
+        if size <= 0:
+            self._ended.append(pending)
             return None
-        assert size % self._page_bytes == 0, "a fetch takes whole pages"
+        pending.wrapped = int(extent.wrapped_L[layer])
+        if pending.wrapped:
+            offset, size = 0, self._geometry.pieces_in(pending.wrapped) * check_bytes
         address = address_of(fetch.target)
-        copy = aligned_memory(size) if address % SECTOR_BYTES else None
+        if address % SECTOR_BYTES or size > fetch.target.nbytes:
+            pending.copy = aligned_memory(size)
+            address = address_of(pending.copy)
         op = Op(
             kind=READ,
-            offset=self._commits.slab_offset(extent, layer),
-            address=address if copy is None else address_of(copy),
+            offset=self._writes.slab_offset(extent, layer) + offset,
+            address=address,
             size=size,
-            crcs=self._commits.crcs_address(extent, layer),
-            page_bytes=self._page_bytes,
-            keep=(fetch.target, copy),
+            crcs=extent.crcs_address(layer, offset // check_bytes),
+            page_bytes=check_bytes,
+            keep=(fetch.target, pending.copy),
         )
-        pending = _Pending(self._started, fetch, extent, copy)
         return op, lambda outcome: self._end(pending, outcome, size)
+
+    def hand_over(self) -> None:
+        """Give the codec what was read since the last call and is wrapped."""
+        if self._to_unwrap:
+            self._codec.start(_UnwrapJob(self, self._to_unwrap))
+            self._to_unwrap = []
 
     def ended(self) -> list[tuple[Fetch, Extent, Outcome | None]]:
         """Reads that ended since the last call, in the order in which they began; each with its fault."""
@@ -77,11 +98,47 @@ class Fetches:
             pending.extent.fetches -= 1
         return [(pending.fetch, pending.extent, pending.fault) for pending in ended]
 
+    def unwrap(self, pending: _Pending) -> None:
+        """Put the wrapped bytes that were read in their place. On any thread."""
+        fetch, size = pending.fetch, pending.extent.pieces * self._geometry.mark.check_bytes
+        stored = memoryview(fetch.target.cast("B") if pending.copy is None else pending.copy)[: pending.wrapped]
+        try:
+            data = unwrap(stored, size, element=self._element)
+        except MemoryError:
+            pending.fault = Outcome(ERROR, "no memory to unwrap it: free memory")
+            return
+        if data is None:
+            pending.fault = Outcome(CHECKSUM_MISMATCH, "it cannot be unwrapped")
+            return
+        part = data[fetch.offset_bytes : fetch.offset_bytes + pending.size]
+        fetch.target.cast("B")[: pending.size] = part.data
+        pending.copy = None
+
+    def note_unwrapped(self, pending: Sequence[_Pending]) -> None:
+        """These were put in their place, or cannot be."""
+        self._ended += pending
+
     def _end(self, pending: _Pending, outcome: Outcome, size: int) -> None:
         if not outcome.is_good:
             pending.fault = outcome
         else:
             self.read_bytes += size
+            if pending.wrapped:
+                self._to_unwrap.append(pending)
+                return
             if pending.copy is not None:
                 pending.fetch.target.cast("B")[:size] = pending.copy[:size]
         self._ended.append(pending)
+
+
+class _UnwrapJob(Job):
+    def __init__(self, fetches: Fetches, pending: list[_Pending]) -> None:
+        self._fetches = fetches
+        self._pending = pending
+
+    def run(self) -> None:
+        for pending in self._pending:
+            self._fetches.unwrap(pending)
+
+    def end(self) -> None:
+        self._fetches.note_unwrapped(self._pending)

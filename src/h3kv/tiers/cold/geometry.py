@@ -13,7 +13,8 @@
              +--------+--------+--------+-------+-----------------------------------+----+
 
 An extent of n blocks at block b owns header cells b..b+n-1 and the data of blocks b..b+n-1; in there its slabs follow
-each other, `[layer][kv_head][block]`, so that one slab is one contiguous read.
+each other by layer, so that one slab is one contiguous read. A slab is a row of checked pieces, each with a checksum of
+its own: pages in the encoding `raw`, 4 KiB in the others.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TABLE_ENTRIES_MIN: Final = 64
 """The table is as long as it was made: with room to grow, so that a higher cap adds areas to a store in use."""
 
 EXTENT_FIXED_BYTES: Final = 1024
-"""Of an extent's header, before the checksums of its pages."""
+"""Of an extent's header, before what it says of each slab and piece."""
 
 
 def _round_up(size: int, alignment: int) -> int:
@@ -84,15 +85,17 @@ class LayoutMark(NamedTuple):
     """Name in ASCII, zeros up to 8 bytes."""
     layout_version: int
     layers: int
-    kv_heads: int
-    page_bytes: int
+    block_bytes: int
+    """Of one block of one layer."""
+    check_bytes: int
+    """Of one piece with a checksum."""
 
 
 def layout_mark(layout: CacheLayout) -> LayoutMark:
     """The mark of a model's layout."""
     slab = layout.slab
     encoding = slab.page.encoding.value.encode().ljust(8, b"\0")
-    return LayoutMark(encoding, LAYOUT_VERSION, layout.layers, slab.kv_heads, slab.page.size_bytes)
+    return LayoutMark(encoding, LAYOUT_VERSION, layout.layers, slab.block_bytes, slab.check_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +106,26 @@ class AreaGeometry:
     area_bytes: int
 
     @property
-    def pages_per_block(self) -> int:
-        """Pages of one block over all layers and KV heads."""
-        return self.mark.layers * self.mark.kv_heads
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return self.pages_per_block * self.mark.page_bytes
+        return self.mark.layers * self.mark.block_bytes
 
     def slab_bytes(self, blocks: int) -> int:
         """Bytes of one layer of so many blocks."""
-        return blocks * self.mark.kv_heads * self.mark.page_bytes
+        return blocks * self.mark.block_bytes
+
+    def slab_pieces(self, blocks: int) -> int:
+        """Checked pieces in a slab of so many blocks."""
+        return blocks * self.mark.block_bytes // self.mark.check_bytes
+
+    def pieces_in(self, size_bytes: int) -> int:
+        """Checked pieces that so many bytes take, the last one filled up."""
+        return -(-size_bytes // self.mark.check_bytes)
 
     @property
     def header_bytes(self) -> int:
-        """Of one header cell. An extent of n blocks has n of them: fixed fields once, n blocks' checksums."""
-        return _round_up(EXTENT_FIXED_BYTES + 4 * self.pages_per_block, SECTOR_BYTES)
+        """Of one header cell. An extent of n blocks has n of them: fixed fields and slabs once, n blocks' checksums."""
+        return _round_up(EXTENT_FIXED_BYTES + 4 * self.mark.layers * (1 + self.slab_pieces(1)), SECTOR_BYTES)
 
     @property
     def unit_bytes(self) -> int:

@@ -1,19 +1,20 @@
-"""The header of an extent: what a segment is, and the checksum of each of its pages.
+"""The header of an extent: what a segment is, how its slabs are stored, and the checksum of each of their pieces.
 
     offset  0       8      12      16     20     24       56          64       96
             +-------+------+-------+------+------+--------+-----------+--------+
             | magic | vers.| bytes | crc  | room | finger-| serial    | parent |
             |       |      |       |      |      | print  |           | key    |
             +-------+------+-------+------+------+--------+-----------+--------+
-            96      104        108      112    116    120       124    128           512 more        1024
-            +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
-            | enco- | layout   | count  | pages| la-  | KV      | page | keys of up  |     | crc32c  |
-            | ding  | version  | of keys|      | yers | heads   | bytes| to 16 blocks|zeros| by page |
-            +-------+----------+--------+------+------+---------+------+-------------+-----+---------+
+            96      104        108      112      116    120     124     128           512 more    1024
+            +-------+----------+--------+--------+------+-------+-------+-------------+-----+---------+---------+
+            | enco- | layout   | count  | pieces | la-  | block | check | keys of up  |     | wrapped | crc32c  |
+            | ding  | version  | of keys|        | yers | bytes | bytes | to 16 blocks|zeros| by layer| by piece|
+            +-------+----------+--------+--------+------+-------+-------+-------------+-----+---------+---------+
 
-`pages` is how many pages of each slab were written, from its start. The checksums are in the order of the pages,
-`[layer][kv_head][block]`. The header's own crc32c covers all of its cells with its own field zero. A header without
-keys belongs to a segment that has no name: it ends with the process.
+`pieces` is how many checked pieces of each slab were written, from its start. `wrapped` is how many bytes a slab has as
+it is stored, where that is not as it is read (`wrap.py`), else 0. The checksums, `[layer][piece]` with the stride of
+a whole slab, are those of the stored bytes. The header's own crc32c covers all of its cells with its own field zero. A
+header without keys belongs to a segment that has no name: it ends with the process.
 """
 
 from __future__ import annotations
@@ -41,17 +42,24 @@ assert _FIXED.size + SEGMENT_BLOCKS_MAX * KEY_BYTES <= EXTENT_FIXED_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtentHeader:
-    """One extent as its header tells it."""
+    """One extent as its header tells it. Shapes: L layers, C checked pieces."""
 
     fingerprint: bytes
     serial: int
     """Store-wide and increasing: the newer of two extents has the higher one."""
     room_blocks: int
-    pages: int
+    pieces: int
     """Of each slab that were written, from its start."""
     label: SegmentLabel | None
-    crcs_P: NDArray[np.uint32]
-    """crc32c of each page, `[layer][kv_head][block]`."""
+    wrapped_L: NDArray[np.uint32]
+    """Bytes of each slab as it is stored; 0: as it is read."""
+    crcs_LC: NDArray[np.uint32]
+    """crc32c of each piece."""
+
+    def stored_bytes(self, layer: int, geometry: AreaGeometry) -> int:
+        """Bytes that a slab takes on the disk, whole pieces."""
+        wrapped = int(self.wrapped_L[layer])
+        return (geometry.pieces_in(wrapped) if wrapped else self.pieces) * geometry.mark.check_bytes
 
 
 def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
@@ -73,12 +81,12 @@ def pack_header(header: ExtentHeader, geometry: AreaGeometry) -> bytes:
         parent,
         *geometry.mark[:2],
         len(keys),
-        header.pages,
+        header.pieces,
         *geometry.mark[2:],
     )
     packed[_FIXED.size : _FIXED.size + len(keys) * KEY_BYTES] = b"".join(keys)
-    crcs = header.crcs_P.astype("<u4", copy=False).tobytes()
-    packed[EXTENT_FIXED_BYTES : EXTENT_FIXED_BYTES + len(crcs)] = crcs
+    tables = b"".join(table.astype("<u4", copy=False).tobytes() for table in (header.wrapped_L, header.crcs_LC))
+    packed[EXTENT_FIXED_BYTES : EXTENT_FIXED_BYTES + len(tables)] = tables
     struct.pack_into("<I", packed, _CRC_OFFSET, crc32c(bytes(packed)))
     return bytes(packed)
 
@@ -104,16 +112,21 @@ def unpack_header(packed: bytes, geometry: AreaGeometry) -> ExtentHeader | None:
     if whole_bytes(packed) is None:
         return None
     _, _, size, _, room, fingerprint, serial, parent, *rest = _FIXED.unpack_from(packed)
-    encoding, layout_version, keys, pages, layers, kv_heads, page_bytes = rest
-    if (encoding, layout_version, layers, kv_heads, page_bytes) != geometry.mark:
+    encoding, version, keys, pieces, *sizes = rest
+    if (encoding, version, *sizes) != geometry.mark:
         return None
     if room not in EXTENT_CLASSES_BLOCKS or size != room * geometry.header_bytes:
         return None
-    if keys > room or pages > room * kv_heads:
+    if keys > room or pieces > geometry.slab_pieces(room):
         return None
     names = tuple(
         BlockKey(packed[at : at + KEY_BYTES]) for at in range(_FIXED.size, _FIXED.size + keys * KEY_BYTES, KEY_BYTES)
     )
-    crcs = np.frombuffer(packed, dtype="<u4", count=room * geometry.pages_per_block, offset=EXTENT_FIXED_BYTES)
+    layers = geometry.mark.layers
+    count = layers * (1 + geometry.slab_pieces(room))
+    tables = np.frombuffer(packed, dtype="<u4", count=count, offset=EXTENT_FIXED_BYTES).astype(np.uint32)
+    wrapped_L, crcs_LC = tables[:layers], tables[layers:].reshape(layers, -1)
+    if int(wrapped_L.max(initial=0)) > pieces * geometry.mark.check_bytes:
+        return None
     label = SegmentLabel(names, BlockKey(parent)) if names else None
-    return ExtentHeader(fingerprint, serial, room, pages, label, crcs.astype(np.uint32))
+    return ExtentHeader(fingerprint, serial, room, pieces, label, wrapped_L, crcs_LC)

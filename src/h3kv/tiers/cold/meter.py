@@ -6,7 +6,6 @@ from h3kv.core.ports import Telemetry
 from h3kv.core.types import Tier
 from h3kv.telemetry import names
 from h3kv.tiers.cold.commit import Commits
-from h3kv.tiers.cold.fetches import Fetches
 
 _TIER = Tier.NVME.value
 
@@ -27,14 +26,14 @@ class Meter:
         telemetry.gauge(names.IO_BACKEND, 1, tier=_TIER, backend=backend)
         telemetry.gauge(names.STORE_DEGRADED, 0, tier=_TIER)
 
-    def update(self, commits: Commits, fetches: Fetches) -> None:
+    def update(self, commits: Commits, *, read_bytes: int) -> None:
         """Report what was written and read since the last call, and whether writing came to its end."""
         if commits.written_bytes > self._written_bytes:
             self._telemetry.count(names.WRITTEN_BYTES, commits.written_bytes - self._written_bytes, tier=_TIER)
             self._written_bytes = commits.written_bytes
-        if fetches.read_bytes > self._read_bytes:
-            self._telemetry.count(names.READ_BYTES, fetches.read_bytes - self._read_bytes, tier=_TIER)
-            self._read_bytes = fetches.read_bytes
+        if read_bytes > self._read_bytes:
+            self._telemetry.count(names.READ_BYTES, read_bytes - self._read_bytes, tier=_TIER)
+            self._read_bytes = read_bytes
         if commits.broken is not None and not self._is_degraded:
             self._is_degraded = True
             self._telemetry.gauge(names.STORE_DEGRADED, 1, tier=_TIER)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from h3kv.core.units import NS_PER_S
 from h3kv.tiers.cold.record import SECTOR_BYTES
@@ -37,6 +38,9 @@ class Outcome:
         return self.what
 
 
+UNITS_TAG: Final = 1 << 63
+"""Set in the tags of ops that come as arrays."""
+
 _DONE: Final = Outcome(OK, "done")
 
 
@@ -50,8 +54,9 @@ class Op:
     address: int = 0
     size: int = 0
     crcs: int = 0
-    """Address of one u32 for each page, or 0: a read is checked against them, a write fills them in."""
+    """Address of one u32 for each piece, or 0: a read is checked against them, a write fills them in."""
     page_bytes: int = 0
+    """Of one piece."""
     keep: object = None
 
 
@@ -82,6 +87,7 @@ class OpQueue:
         """Which kind of engine runs."""
         self._next_tag = 1
         self._open: dict[int, tuple[Op, Callable[[Outcome], None]]] = {}
+        self._end_units: Callable[[NDArray[np.void]], None] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -103,17 +109,31 @@ class OpQueue:
         self._open.update(enumerate(wanted, start=first))
         self._engine.submit(np.array(ops, dtype=OP_DTYPE))
 
+    def serve_units(self, end_units: Callable[[NDArray[np.void]], None]) -> None:
+        """Say who takes the results of `submit_units`, from `poll`."""
+        self._end_units = end_units
+
+    def submit_units(self, ops_N: NDArray[np.void]) -> None:
+        """Start ops of `tiers.io.OP_DTYPE` whose tags have UNITS_TAG set."""
+        self._engine.submit(ops_N)
+
     def poll(self) -> None:
         """Deliver the outcomes there are. A tag that is not open is a repetition and ignored."""
-        for result in self._engine.poll():
+        results_N = self._engine.poll()
+        if self._end_units is not None and results_N.size:
+            is_unit_N = results_N["tag"] >= UNITS_TAG
+            if is_unit_N.any():
+                self._end_units(results_N[is_unit_N])
+                results_N = results_N[~is_unit_N]
+        for result in results_N:
             opened = self._open.pop(int(result["tag"]), None)
             if opened is not None:
                 status = int(result["status"])
                 opened[1](_DONE if status == OK else Outcome(status, describe(result)))
 
-    def wait(self, timeout_ns: int) -> None:
-        """Wait for an outcome."""
-        self._engine.wait(timeout_ns)
+    def wait(self, timeout_ns: int, *, results: int = 1) -> None:
+        """Wait for so many outcomes."""
+        self._engine.wait(timeout_ns, results=results)
 
     def run(self, ops: Sequence[Op]) -> list[Outcome]:
         """Start ops and wait for all of them. Outcomes come in the order of the ops."""

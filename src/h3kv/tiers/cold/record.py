@@ -23,7 +23,7 @@ SECTOR_BYTES: Final = 4096
 
 TWIN_BYTES: Final = 2 * SECTOR_BYTES
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Of everything in a store but the pages, whose order is `core.layout.LAYOUT_VERSION`."""
 
 MAGIC: Final = b"H3 COLD\n"

@@ -27,8 +27,8 @@ class Engine(Protocol):
         """Results of `io.RESULT_DTYPE` since the last call."""
         ...
 
-    def wait(self, timeout_ns: int) -> None:
-        """Return when a result can be polled, or nothing is in flight, or the time is over."""
+    def wait(self, timeout_ns: int, *, results: int = 1) -> None:
+        """Return when so many results can be polled, or all that are still to come, or the time is over."""
         ...
 
     def cancel_all(self) -> None:
@@ -45,5 +45,5 @@ EngineFactory = Callable[[Sequence[int]], Engine]
 
 
 def crc32c(data: bytes | bytearray) -> int:
-    """Checksum of some bytes, as the engine computes those of pages."""
+    """Checksum of some bytes, as the engine computes it."""
     return _native.crc32c(np.frombuffer(data, dtype=np.uint8).ctypes.data, len(data))

@@ -21,9 +21,11 @@ class Segments:
     def __init__(self, geometry: AreaGeometry) -> None:
         self._geometry = geometry
         self._layers = geometry.mark.layers
-        self.extents = ExtentTable(layers=self._layers, pages_per_block=geometry.pages_per_block)
+        self.extents = ExtentTable(geometry)
         self.visible: dict[SlabKey, SlotHandle] = {}
         self._in_flight: set[SlabKey] = set()
+        self.changes = 0
+        """How often slabs were hidden: what was looked up before may be gone."""
         self.moves_total = 0
         self.bytes_moved_total = 0
 
@@ -57,6 +59,10 @@ class Segments:
             StaleHandleError: the slot was released.
         """
         extent, layer = self.extents.find(fetch.source)
+        end_bytes = fetch.offset_bytes + fetch.target.nbytes
+        assert fetch.offset_bytes >= 0 and end_bytes <= self._geometry.slab_bytes(fetch.source.blocks)
+        check_bytes = self._geometry.mark.check_bytes
+        assert fetch.offset_bytes % check_bytes == fetch.target.nbytes % check_bytes == 0, "a fetch takes whole pieces"
         if extent.phase is not Phase.RETIRED and self.visible.get(fetch.key) != fetch.source:
             raise SlabBusyError(f"slab {fetch.key} is not visible in slot {fetch.source.slot} yet", key=fetch.key)
         return extent, layer
@@ -67,12 +73,12 @@ class Segments:
         Returns the completions of a segment that cannot become whole, since one of its slots was released.
         """
         assert move.source is not None
-        pages = -(-move.source.nbytes // self._geometry.mark.page_bytes)
+        pieces = self._geometry.pieces_in(move.source.nbytes)
         if extent.moves:
-            assert (extent.segment, extent.label, extent.pages) == (move.key.segment, move.label, pages), (
+            assert (extent.segment, extent.label, extent.pieces) == (move.key.segment, move.label, pieces), (
                 "the slabs of a segment have one number, one label and one size"
             )
-        extent.segment, extent.label, extent.pages = move.key.segment, move.label, pages
+        extent.segment, extent.label, extent.pieces = move.key.segment, move.label, pieces
         extent.moves[layer] = move
         self._in_flight.add(move.key)
         if extent.owned_layers < self._layers:
@@ -121,6 +127,7 @@ class Segments:
             StaleHandleError: a handle owns nothing, or comes twice. Nothing was given back.
         """
         extents = self.extents.release(handles)
+        self.changes += 1
         for handle, extent in zip(handles, extents, strict=True):
             self._hide(extent, handle)
         return list({id(extent): extent for extent in extents}.values())
@@ -130,6 +137,7 @@ class Segments:
         if extent.phase is not Phase.VISIBLE:
             return False
         extent.phase = Phase.RETIRED
+        self.changes += 1
         for handle in extent.handles_L:
             self._hide(extent, handle)
         return True

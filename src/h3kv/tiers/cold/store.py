@@ -10,7 +10,7 @@ from typing import NoReturn
 from h3kv.core.errors import ConfigError, SlabCorruptError, TierBrokenError, TierClosedError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
-from h3kv.core.ports import Telemetry
+from h3kv.core.ports import EndedReads, FailedRead, Telemetry
 from h3kv.core.types import (
     Completion,
     Fetch,
@@ -25,8 +25,10 @@ from h3kv.core.types import (
 from h3kv.core.units import describe_size
 from h3kv.memory.buddy import extent_class
 from h3kv.tiers.cold.budget import WriteBudget
+from h3kv.tiers.cold.codec import Codec
 from h3kv.tiers.cold.commit import Commits
 from h3kv.tiers.cold.config import ColdStoreConfig
+from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent, Phase
 from h3kv.tiers.cold.fetches import Fetches
 from h3kv.tiers.cold.geometry import BUDGET_OFFSET, AreaGeometry, layout_mark
@@ -37,7 +39,9 @@ from h3kv.tiers.cold.recovery import belongs, scan_area
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.segments import Segments
+from h3kv.tiers.cold.unit_reads import UnitReads
 from h3kv.tiers.cold.volume import Volume, open_volume
+from h3kv.tiers.cold.wrap import element_bytes
 from h3kv.tiers.io import CHECKSUM_MISMATCH, IoEngine
 
 
@@ -68,8 +72,20 @@ class ColdStore:
         self._room = Room(self._geometry, volume.areas, ours)
         self._segments = Segments(self._geometry)
         self._budget = WriteBudget(config.write_bytes_per_day, twin, config.today)
-        self._commits = Commits(volume, self._room, self._geometry, fingerprint=fingerprint, budget=self._budget)
-        self._fetches = Fetches(volume, self._commits, page_bytes=mark.page_bytes)
+        self._codec = Codec(config.codec_threads)
+        element = element_bytes(layout.slab.page)
+        writes = DataWrites(volume, self._geometry, element=element)
+        self._commits = Commits(
+            volume,
+            self._room,
+            writes,
+            self._geometry,
+            codec=self._codec if config.wrap == "lz4" else None,
+            fingerprint=fingerprint,
+            budget=self._budget,
+        )
+        self._fetches = Fetches(writes, self._geometry, self._codec, element=element)
+        self._units = UnitReads(volume.ops, writes, self._segments, check_bytes=mark.check_bytes)
         self._ended: list[Completion] = []
         self._written: list[tuple[Extent, TierBrokenError | None]] = []
         self._is_closed = False
@@ -174,13 +190,13 @@ class ColdStore:
             self._ended += self._segments.join(extent, layer, move)
             if extent.phase is Phase.WRITING:
                 self._commits.write(extent)
-        readable: list[tuple[Fetch, Extent, int]] = []
+        reads = []
         for fetch, (extent, layer) in zip(fetches, sources, strict=True):
             if extent.phase is Phase.RETIRED:
-                self._ended.append(Completion(fetch, self._corrupt(fetch, extent)))
+                self._ended.append(Completion(fetch, self._corrupt(fetch.key, extent)))
             else:
-                readable.append((fetch, extent, layer))
-        self._fetches.start(readable)
+                reads.append(self._fetches.read(fetch, extent, layer))
+        self._volume.ops.submit_each([read for read in reads if read is not None])
         self._pump()
 
     def poll(self) -> list[Completion]:
@@ -196,7 +212,7 @@ class ColdStore:
             self._keep_promise(extent)
             self._free_if_idle(extent)
         for fetch, extent, fault in self._fetches.ended():
-            ended.append(Completion(fetch, None if fault is None else self._fetch_error(fetch, extent, fault)))
+            ended.append(Completion(fetch, None if fault is None else self._read_error(fetch.key, extent, fault)))
             self._free_if_idle(extent)
         return ended
 
@@ -209,9 +225,46 @@ class ColdStore:
             left_ns = deadline_ns - time.monotonic_ns()
             if self._ended or self._written or self._fetches.has_ended or left_ns <= 0:
                 return
-            if not self._volume.ops.in_flight and not self._commits.is_busy:
+            if self._codec.in_flight:
+                self._codec.wait(left_ns)
+            elif self._volume.ops.in_flight or self._commits.is_busy:
+                self._volume.ops.wait(left_ns, results=self._results_awaited())
+            else:
                 return
-            self._volume.ops.wait(left_ns)
+
+    def is_wrapped(self, handle: SlotHandle) -> bool:
+        """See `PersistentStore.is_wrapped`."""
+        self._check_open()
+        extent, layer = self._segments.extents.find(handle)
+        return bool(extent.wrapped_L[layer])
+
+    def read_units(self, slabs: Sequence[SlotHandle], reads: memoryview) -> None:
+        """See `PersistentStore.read_units`."""
+        self._check_open()
+        self._units.start(slabs, reads)
+
+    def poll_units(self) -> EndedReads:
+        """See `PersistentStore.poll_units`."""
+        self._check_open()
+        self._pump()
+        tags_N, failed = self._units.take_ended()
+        failures = []
+        for unit in failed:
+            assert unit.extent.segment is not None
+            key = SlabKey(unit.extent.segment, unit.extent.layer_of(unit.source))
+            failures.append(FailedRead(unit.tag, unit.source, self._read_error(key, unit.extent, unit.fault)))
+        return EndedReads(tags_N.data, tuple(failures))
+
+    def wait_units(self, timeout_ns: int, *, reads: int = 1) -> None:
+        """See `PersistentStore.wait_units`."""
+        self._check_open()
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        while True:
+            self._pump()
+            left_ns, missing = deadline_ns - time.monotonic_ns(), reads - self._units.ended
+            if missing <= 0 or left_ns <= 0 or self._units.in_flight == 0:
+                return
+            self._volume.ops.wait(left_ns, results=min(missing, self._units.in_flight))
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
@@ -253,6 +306,7 @@ class ColdStore:
             self._commits.finish_undoing()
         finally:
             self._volume.close()
+            self._codec.close()
             self._segments.visible.clear()
 
     def _recover(self, ours: Sequence[int]) -> list[Extent]:
@@ -273,8 +327,8 @@ class ColdStore:
         for block, header in sorted(found, key=lambda pair: pair[1].serial):
             kept = self._segments.extents.open(block, header.room_blocks)
             kept.phase, kept.is_on_disk = Phase.VISIBLE, True
-            kept.label, kept.pages = header.label, header.pages
-            kept.crcs_P[:] = header.crcs_P
+            kept.label, kept.pieces = header.label, header.pieces
+            kept.wrapped_L[:], kept.crcs_LC[:] = header.wrapped_L, header.crcs_LC
             assert header.label is not None
             older = newest.pop(header.label.keys, None)
             if older is not None:
@@ -282,21 +336,22 @@ class ColdStore:
             newest[header.label.keys] = kept
         return list(newest.values())
 
-    def _fetch_error(self, fetch: Fetch, extent: Extent, fault: Outcome) -> Exception:
+    def _read_error(self, key: SlabKey, extent: Extent, fault: Outcome) -> Exception:
         """What a read that failed means. Damaged bytes end the life of the whole extent."""
         if fault.status != CHECKSUM_MISMATCH:
             self._meter.count_read_error()
-            return TierBrokenError(f"cannot read {fetch.key} from {self.path}: {fault}", tier=self.tier)
-        self._meter.count_corrupt()
+            return TierBrokenError(f"cannot read {key} from {self.path}: {fault}", tier=self.tier)
+        if extent.phase is not Phase.RETIRED:
+            self._meter.count_corrupt()
         if self._segments.retire(extent):
             self._commits.undo(extent, urgent=True)
-        return self._corrupt(fetch, extent)
+        return self._corrupt(key, extent)
 
-    def _corrupt(self, fetch: Fetch, extent: Extent) -> SlabCorruptError:
+    def _corrupt(self, key: SlabKey, extent: Extent) -> SlabCorruptError:
         return SlabCorruptError(
-            f"{fetch.key} in {self.path} does not match its checksums: its segment of {extent.blocks} blocks is given "
+            f"{key} in {self.path} does not match its checksums: its segment of {extent.blocks} blocks is given "
             "up; compute its tokens again",
-            key=fetch.key,
+            key=key,
         )
 
     def _free_if_idle(self, extent: Extent) -> None:
@@ -313,8 +368,17 @@ class ColdStore:
     def _pump(self) -> None:
         """Let everything take the steps that it can take without waiting."""
         self._volume.ops.poll()
+        self._fetches.hand_over()
+        self._codec.poll()
         self._written += self._commits.advance()
-        self._meter.update(self._commits, self._fetches)
+        for extent in self._units.take_idle():
+            self._free_if_idle(extent)
+        self._meter.update(self._commits, read_bytes=self._fetches.read_bytes + self._units.read_bytes)
+
+    def _results_awaited(self) -> int:
+        """How many results it takes before anything can end: a step of a batch goes on with the last of its own."""
+        writes = self._commits.open_ops
+        return writes if writes == self._volume.ops.in_flight and self._units.in_flight == 0 else 1
 
     def _check_unbroken(self) -> None:
         broken = self._commits.broken

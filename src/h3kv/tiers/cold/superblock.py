@@ -61,5 +61,5 @@ class AreaEntry:
     @classmethod
     def unpack(cls, payload: bytes) -> AreaEntry:
         """The entry of a valid record."""
-        fingerprint, encoding, version, layers, kv_heads, page_bytes, claimed, used = _AREA.unpack(payload)
-        return cls(fingerprint, LayoutMark(encoding, version, layers, kv_heads, page_bytes), claimed, used)
+        fingerprint, *mark, claimed, used = _AREA.unpack(payload)
+        return cls(fingerprint, LayoutMark(*mark), claimed, used)

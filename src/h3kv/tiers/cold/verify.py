@@ -1,4 +1,4 @@
-"""Checking a store offline: every header and every page of every model in it."""
+"""Checking a store offline: every header and every piece of every model in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AreaReport:
     fingerprint: bytes | None
     """Of the model; None: neither copy of the area's entry can be read."""
     segments: int
-    pages: int
+    pieces: int
     """That were checked."""
     damage: tuple[str, ...]
     """One line for each thing that is wrong."""
@@ -53,7 +53,7 @@ def verify_store(place: Path, make_engine: EngineFactory) -> Iterator[AreaReport
                 )
             elif area in volume.damaged_entries:
                 lost = "the area's entry: not as it was written; what the area holds is not found"
-                yield AreaReport(area, None, segments=0, pages=0, damage=(lost,))
+                yield AreaReport(area, None, segments=0, pieces=0, damage=(lost,))
 
 
 def _verify_area(volume: Volume, area: int, geometry: AreaGeometry, fingerprint: bytes) -> AreaReport:
@@ -61,20 +61,19 @@ def _verify_area(volume: Volume, area: int, geometry: AreaGeometry, fingerprint:
     try:
         scan = scan_area(volume, area, geometry)
     except StoreError as error:
-        return AreaReport(area, fingerprint, segments=0, pages=0, damage=(*damage, str(error)))
-    pages = 0
+        return AreaReport(area, fingerprint, segments=0, pieces=0, damage=(*damage, str(error)))
+    pieces = 0
     damage += [f"the header at block {blocks.start}: not as it was written" for blocks in scan.damaged]
     for extent in scan.kept:
-        pages += extent.header.pages * geometry.mark.layers
+        stored = sum(extent.header.stored_bytes(layer, geometry) for layer in range(geometry.mark.layers))
+        pieces += stored // geometry.mark.check_bytes
         damage += _verify_extent(volume, area, geometry, extent)
-    return AreaReport(area, fingerprint, len(scan.kept), pages, tuple(damage))
+    return AreaReport(area, fingerprint, len(scan.kept), pieces, tuple(damage))
 
 
 def _verify_extent(volume: Volume, area: int, geometry: AreaGeometry, extent: FoundExtent) -> list[str]:
     """A line for each slab of an extent that does not match its checksums or cannot be read."""
-    header = extent.header
-    size = header.pages * geometry.mark.page_bytes
-    if size == 0:
+    if extent.header.pieces == 0:
         return []
     damage = []
     for start in range(0, geometry.mark.layers, _READS):
@@ -90,7 +89,7 @@ def _verify_extent(volume: Volume, area: int, geometry: AreaGeometry, extent: Fo
 
 def _read(volume: Volume, area: int, geometry: AreaGeometry, *, extent: FoundExtent, layer: int) -> Op:
     header = extent.header
-    size = header.pages * geometry.mark.page_bytes
+    size = header.stored_bytes(layer, geometry)
     memory = aligned_memory(size)
     offset = geometry.slab_offset(extent.block, layer, blocks=header.room_blocks)
     return Op(
@@ -98,7 +97,7 @@ def _read(volume: Volume, area: int, geometry: AreaGeometry, *, extent: FoundExt
         offset=volume.geometry.area_offset(area) + offset,
         address=address_of(memory),
         size=size,
-        crcs=int(header.crcs_P.ctypes.data) + 4 * layer * header.room_blocks * geometry.mark.kv_heads,
-        page_bytes=geometry.mark.page_bytes,
-        keep=memory,
+        crcs=int(header.crcs_LC[layer].ctypes.data),
+        page_bytes=geometry.mark.check_bytes,
+        keep=(memory, header.crcs_LC),
     )

@@ -197,7 +197,7 @@ def test_verify_finds_nothing_wrong_with_a_store_in_order(tmp_path: Path) -> Non
     before = (tmp_path / "store.h3").read_bytes()
     (report,) = verify_store(tmp_path, engine)
     assert (report.segments, report.damage) == (2, ())
-    assert report.pages == (16 + 4) * 4
+    assert report.pieces == (16 + 4) * 4
     assert (tmp_path / "store.h3").read_bytes() == before
 
 

@@ -12,10 +12,11 @@ WIDE = CacheLayout(slab=SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16
 
 
 def header(room: int, *, keys: int | None = None, geometry: AreaGeometry = GEOMETRY) -> ExtentHeader:
-    pages = room * geometry.pages_per_block
+    layers, pieces = geometry.mark.layers, geometry.slab_pieces(room)
     label = None if keys == 0 else label_of(5, keys or room)
-    crcs_P = np.arange(pages, dtype=np.uint32) * 2_654_435_761
-    return ExtentHeader(FINGERPRINT, 77, room, pages // geometry.mark.layers, label, crcs_P)
+    wrapped_L = np.arange(layers, dtype=np.uint32) * 99
+    crcs_LC = (np.arange(layers * pieces, dtype=np.uint32) * 2_654_435_761).reshape(layers, pieces)
+    return ExtentHeader(FINGERPRINT, 77, room, pieces, label, wrapped_L, crcs_LC)
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, AreaGeometry(layout_mark(WIDE), 4 * MIB)], ids=["small", "wide"])
@@ -28,13 +29,14 @@ def test_header_comes_back_as_it_was(geometry: AreaGeometry, room: int, keys: in
     found = unpack_header(packed + b"rest", geometry)
     assert found is not None
     assert found.label == written.label
-    assert (found.fingerprint, found.serial, found.room_blocks, found.pages) == (
+    assert (found.fingerprint, found.serial, found.room_blocks, found.pieces) == (
         written.fingerprint,
         written.serial,
         written.room_blocks,
-        written.pages,
+        written.pieces,
     )
-    assert np.array_equal(found.crcs_P, written.crcs_P)
+    assert np.array_equal(found.wrapped_L, written.wrapped_L)
+    assert np.array_equal(found.crcs_LC, written.crcs_LC)
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 16, 20, 24, 60, 70, 96, 104, 108, 112, 120, 130, 700, 1024, 2000, 8191])

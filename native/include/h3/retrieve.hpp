@@ -1,0 +1,58 @@
+// Retrieval of a decode step in one layer: which clusters of the indexed segments are read exactly, and attention over
+// them with an estimate of all others.
+//
+// Two calls, so that pages can be fetched in between. Every query row and KV head is for itself; a cluster's number is
+// kSegmentClusters * segment + its place in the segment.
+#pragma once
+
+#include "h3/index.hpp"
+
+namespace h3 {
+
+struct RetrieveArgs {
+  const void* q;             // [T, H, D] of q_dtype, contiguous, not rotated
+  const Indexed* segments;   // [S]
+  float* lse;                // [T, H, kSegmentClusters * S], log-sum-exp of each cluster in base 2: what select() leaves
+                             // for attend_chosen(); -inf where there is no cluster
+  SlabShape shape;
+  DType q_dtype;
+  DType page_dtype;          // decides how precisely rows and weights are coded
+  int tokens;                // T
+  int heads;                 // H, a multiple of kv_heads
+  int segment_count;         // S
+  float scale;               // of the scores, above 0
+  int threads;               // at most; results do not depend on it
+};
+
+struct SelectArgs {
+  RetrieveArgs of;
+  const float* exact_lse;    // [T, H]: natural log-sum-exp of what is read exactly anyway
+  std::int32_t* chosen;      // [T, K, budget], ascending, then -1 where there are fewer clusters
+  int budget;                // clusters
+  int shortlist;             // clusters whose keys are scanned, the best ones by their mean keys; all or more: no ranking
+};
+
+void select(const SelectArgs& args);
+
+struct ChosenArgs {
+  RetrieveArgs of;
+  const std::int32_t* chosen;      // [T, K, budget]
+  const std::uint64_t* addresses;  // [T, K, budget]: of the page that holds the cluster; 0: in its segment's slab;
+                                   // kMissing: nowhere, the cluster is estimated. Null: all in their slabs
+  float* out;                      // [T, H, D] fp32
+  float* out_lse;                  // [T, H], natural, of all that `out` has
+  float* chosen_lse;               // [T, H], natural, of the clusters that were read
+  int budget;
+  bool estimate;                   // whether the clusters that are not read count, by their mean values
+};
+
+constexpr std::uint64_t kMissing = 1;
+
+struct ChosenReads {
+  std::int64_t clusters;
+  std::int64_t pages;  // that hold one of them, counted for each row and KV head
+};
+
+ChosenReads attend_chosen(const ChosenArgs& args);
+
+}  // namespace h3

@@ -1,0 +1,60 @@
+// Python face of sealing and retrieval. Nothing is checked: attention/sealing.py and attention/retrieval.py do.
+#include "module_retrieve.hpp"
+
+#include <nanobind/stl/pair.h>
+
+#include <utility>
+
+#include "h3/retrieve.hpp"
+#include "h3/seal.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Address = std::uint64_t;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void seal(Address slabs, int slab_count, int kv_heads, int head_dim, bool split_keys, std::int64_t page_bytes, int blocks,
+          int threads) {
+  h3::seal({at<std::uint64_t>(slabs), slab_count, {kv_heads, head_dim, split_keys, page_bytes}, blocks, threads});
+}
+
+// What both halves of a retrieval share.
+struct Retrieval {
+  Retrieval(Address q, Address segments, Address lse, int kv_heads, int head_dim, bool split_keys, std::int64_t page_bytes,
+            int q_dtype, int page_dtype, int tokens, int heads, int segment_count, float scale, int threads)
+      : args{at(q), at<h3::Indexed>(segments), at<float>(lse), {kv_heads, head_dim, split_keys, page_bytes},
+             static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(page_dtype), tokens, heads, segment_count, scale,
+             threads} {}
+
+  void select(Address exact_lse, Address chosen, int budget, int shortlist) const {
+    h3::select({args, at<float>(exact_lse), at<std::int32_t>(chosen), budget, shortlist});
+  }
+
+  std::pair<std::int64_t, std::int64_t> attend_chosen(Address chosen, Address addresses, Address out, Address out_lse, Address chosen_lse, int budget,
+                     bool estimate) const {
+    const h3::ChosenReads reads = h3::attend_chosen({args, at<std::int32_t>(chosen), at<std::uint64_t>(addresses), at<float>(out), at<float>(out_lse),
+                       at<float>(chosen_lse), budget, estimate});
+    return {reads.clusters, reads.pages};
+  }
+
+  h3::RetrieveArgs args;
+};
+
+}  // namespace
+
+void bind_retrieve(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  m.attr("MISSING") = h3::kMissing;
+  m.attr("SEGMENT_CLUSTERS") = h3::kSegmentClusters;
+  m.def("seal", &seal, Released());
+  nb::class_<Retrieval>(m, "Retrieval")
+      .def(nb::init<Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float, int>())
+      .def("select", &Retrieval::select, Released())
+      .def("attend_chosen", &Retrieval::attend_chosen, Released());
+}

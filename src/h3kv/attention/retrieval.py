@@ -1,0 +1,226 @@
+"""Which clusters of indexed segments a decode step reads exactly, and attention over them.
+
+Shapes: T query rows, H query heads, K KV heads, D head dim, S indexed segments, C clusters that a KV head may choose.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from h3kv import _native
+from h3kv.attention.native import CODES, TORCH_DTYPES
+from h3kv.attention.parts import Part
+from h3kv.core.errors import ShapeError
+from h3kv.core.layout import SlabLayout
+from h3kv.core.limits import BLOCK_CLUSTERS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.retrieval import RetrievalSetting
+from h3kv.core.types import Encoding
+
+INDEXED_DTYPE: Final = np.dtype(
+    [("pages", "<u8"), ("planes", "<u8"), ("summary", "<u8"), ("blocks", "<i4"), ("reserved", "<i4")]
+)
+"""An indexed segment of one layer: addresses of its slab (0: its pages are not in memory), of its planes and of its
+summaries as `core.layout` draws them, and the number of its blocks. The same 32 bytes as `h3::Indexed`."""
+
+SEGMENT_CLUSTERS: Final = SEGMENT_BLOCKS_MAX * BLOCK_CLUSTERS
+"""Ids of clusters that each indexed segment takes, however many of its blocks are used."""
+
+MISSING: Final = 1
+"""In place of a page's address: it is not there, its clusters are estimated. The native core has the same number."""
+
+assert INDEXED_DTYPE.itemsize == 32
+
+
+@dataclass(slots=True)
+class RetrievalMeter:
+    """What decode steps under retrieval have read, over all KV heads. Reads of every row count, whoever shares them."""
+
+    rows: int = 0
+    """Query rows of one layer."""
+    plane_bytes: int = 0
+    """Nibbles and key scales of the clusters that were scanned."""
+    summary_bytes: int = 0
+    """Mean keys and mean values, with their scales."""
+    cluster_bytes: int = 0
+    """What the chosen clusters have outside their planes' nibbles and key scales: codes in pages, scales of values."""
+    page_bytes: int = 0
+    """Whole pages that hold a chosen cluster."""
+    chosen_tokens: int = 0
+    """Tokens of chosen clusters that were read."""
+    exact_tokens: int = 0
+    """Tokens that are read without being chosen: of the window, and of segments without an index. Counted by whoever
+    attends to them."""
+
+
+class Retrieval:
+    """One layer's retrieval of some query rows: `select`, then `attend`.
+
+    Every row and KV head chooses for itself. Results depend on numbers and the setting alone, not on threads, on places
+    in memory, or on the other rows.
+
+    Args:
+        q_THD: CPU, contiguous; fp32, bf16 or fp16; not rotated. Rows come after all tokens of the segments.
+        segments_S: INDEXED_DTYPE; planes and summaries stay readable.
+        layout: of the segments' slabs, in a clustered encoding.
+        scale: of the scores, above 0; None: 1 / sqrt(D).
+        meter: counts what is read; None: nobody counts.
+        threads: None: torch's number.
+
+    Raises:
+        ShapeError: shapes, types or strides disagree, or the encoding has no index.
+    """
+
+    def __init__(
+        self,
+        q_THD: Tensor,
+        segments_S: NDArray[np.void],
+        *,
+        layout: SlabLayout,
+        scale: float | None = None,
+        meter: RetrievalMeter | None = None,
+        threads: int | None = None,
+    ) -> None:
+        _check(q_THD, segments_S, layout)
+        tokens, heads, head_dim = q_THD.shape
+        page = layout.page
+        self._q_THD = q_THD
+        self._segments_S = segments_S
+        self._layout = layout
+        self._meter = RetrievalMeter() if meter is None else meter
+        self._lse_THC = torch.empty(tokens, heads, SEGMENT_CLUSTERS * len(segments_S), dtype=torch.float32)
+        self._chosen_TKC: NDArray[np.int32] | None = None
+        self._native = _native.Retrieval(
+            q_THD.data_ptr(),
+            segments_S.ctypes.data,
+            self._lse_THC.data_ptr(),
+            layout.kv_heads,
+            head_dim,
+            page.encoding is Encoding.K8V4,
+            page.size_bytes,
+            CODES[q_THD.dtype],
+            CODES[TORCH_DTYPES[page.dtype]],
+            tokens,
+            heads,
+            len(segments_S),
+            head_dim**-0.5 if scale is None else scale,
+            torch.get_num_threads() if threads is None else threads,
+        )
+
+    @property
+    def lse_THC(self) -> Tensor:
+        """After `select`, the natural log-sum-exp of each cluster as the choice saw it; -inf where there is none."""
+        return self._lse_THC * math.log(2)
+
+    def select(self, exact_lse_TH: Tensor, *, setting: RetrievalSetting) -> NDArray[np.int32]:
+        """Clusters that each row and KV head reads exactly.
+
+        Args:
+            exact_lse_TH: fp32, CPU: natural log-sum-exp of all tokens that are read exactly anyway; -inf: of none.
+            setting: its budget and shortlist.
+
+        Returns:
+            [T, K, C], C = budget in clusters, at most all there are: `SEGMENT_CLUSTERS * s + cluster`, ascending.
+            Rows of NaN choose as well, what is not a number first.
+
+        Raises:
+            ShapeError: the log-sum-exps are not [T, H].
+
+        Cost: reads the planes of the shortlist once, and with a shortlist all mean keys.
+        """
+        tokens, heads = self._q_THD.shape[:2]
+        if exact_lse_TH.shape != (tokens, heads) or exact_lse_TH.dtype != torch.float32:
+            raise ShapeError(f"expected fp32 log-sum-exps [{tokens}, {heads}], got {tuple(exact_lse_TH.shape)}")
+        exact_lse_TH = exact_lse_TH.contiguous()
+        clusters = int(self._segments_S["blocks"].sum()) * BLOCK_CLUSTERS
+        budget = min(setting.budget_tokens // CLUSTER_TOKENS, clusters)
+        shortlist = math.ceil(setting.shortlist_share * clusters)
+        kv_heads = self._layout.kv_heads
+        chosen_TKC = np.empty((tokens, kv_heads, budget), dtype=np.int32)
+        self._native.select(exact_lse_TH.data_ptr(), chosen_TKC.ctypes.data, budget, shortlist)
+        page = self._layout.page
+        every = tokens * kv_heads
+        self._meter.rows += tokens
+        self._meter.plane_bytes += every * shortlist * CLUSTER_TOKENS * (page.head_dim // 2 + 4)
+        if shortlist < clusters:
+            self._meter.summary_bytes += every * clusters * (page.head_dim + 4)
+        self._chosen_TKC = chosen_TKC
+        return chosen_TKC
+
+    def attend(self, addresses_TKC: NDArray[np.uint64] | None = None, *, estimate: bool = True) -> Part:
+        """Attention over all tokens of the segments: the chosen clusters exactly, the others by their mean values.
+
+        Args:
+            addresses_TKC: for each chosen cluster the address of the page that holds it; 0: where its segment lies;
+                MISSING: nowhere, it is estimated like the others. None: all lie with their segments.
+            estimate: whether what is not read exactly counts at all.
+
+        Returns:
+            A new part in fp32; rows that see no token are zero, with -inf.
+
+        Raises:
+            ShapeError: the addresses are not as many as the choices, or a chosen cluster has none.
+
+        Cost: reads the chosen clusters and all mean values.
+        """
+        return self.attend_apart(addresses_TKC, estimate=estimate)[0]
+
+    def attend_apart(
+        self, addresses_TKC: NDArray[np.uint64] | None = None, *, estimate: bool = True
+    ) -> tuple[Part, Tensor]:
+        """The same, and the natural log-sum-exp [T, H] of the chosen tokens alone."""
+        chosen_TKC = self._chosen_TKC
+        assert chosen_TKC is not None, "select comes first"
+        self._check_addresses(chosen_TKC, addresses_TKC)
+        part = Part(torch.empty(self._q_THD.shape, dtype=torch.float32), torch.empty(self._q_THD.shape[:2]))
+        chosen_lse_TH = torch.empty_like(part.lse_TH)
+        clusters, pages = self._native.attend_chosen(
+            chosen_TKC.ctypes.data,
+            0 if addresses_TKC is None else addresses_TKC.ctypes.data,
+            part.out_THD.data_ptr(),
+            part.lse_TH.data_ptr(),
+            chosen_lse_TH.data_ptr(),
+            chosen_TKC.shape[2],
+            estimate,
+        )
+        page, meter = self._layout.page, self._meter
+        token_bytes = (page.keys_bytes + page.values_bytes) // (BLOCK_CLUSTERS * CLUSTER_TOKENS) + 4
+        meter.chosen_tokens += clusters * CLUSTER_TOKENS
+        meter.cluster_bytes += clusters * CLUSTER_TOKENS * token_bytes
+        meter.page_bytes += pages * page.size_bytes
+        if estimate:
+            every = int(self._segments_S["blocks"].sum()) * BLOCK_CLUSTERS * chosen_TKC.shape[0] * chosen_TKC.shape[1]
+            meter.summary_bytes += every * (page.head_dim + 4)
+        return part, chosen_lse_TH
+
+    def _check_addresses(self, chosen_TKC: NDArray[np.int32], addresses_TKC: NDArray[np.uint64] | None) -> None:
+        if addresses_TKC is not None and (
+            addresses_TKC.shape != chosen_TKC.shape
+            or addresses_TKC.dtype != np.uint64
+            or not addresses_TKC.flags.c_contiguous
+        ):
+            raise ShapeError(f"expected contiguous addresses {chosen_TKC.shape}, got {addresses_TKC.shape}")
+        is_cold_S = self._segments_S["pages"] == 0
+        if not is_cold_S.any():
+            return
+        is_cold_TKC = is_cold_S[chosen_TKC // SEGMENT_CLUSTERS] & (chosen_TKC >= 0)
+        if is_cold_TKC.any() and (addresses_TKC is None or not addresses_TKC[is_cold_TKC].all()):
+            raise ShapeError("a chosen cluster lies in no memory: give the address of its page")
+
+
+def _check(q_THD: Tensor, segments_S: NDArray[np.void], layout: SlabLayout) -> None:
+    page = layout.page
+    if not page.encoding.is_clustered:
+        raise ShapeError(f"segments in {page.encoding} have no index: retrieval needs k8v4 or int4")
+    if q_THD.dtype not in CODES or q_THD.device.type != "cpu" or not q_THD.is_contiguous():
+        raise ShapeError(f"expected a contiguous fp32, bf16 or fp16 CPU tensor, got {q_THD.dtype} on {q_THD.device}")
+    if q_THD.ndim != 3 or q_THD.shape[2] != page.head_dim or q_THD.shape[1] % layout.kv_heads != 0:
+        raise ShapeError(f"queries {tuple(q_THD.shape)} for {layout.kv_heads} KV heads of {page.head_dim}")
+    if segments_S.dtype != INDEXED_DTYPE or segments_S.ndim != 1 or not segments_S.flags.c_contiguous:
+        raise ShapeError(f"expected a contiguous list of indexed segments, got {segments_S.dtype} {segments_S.shape}")

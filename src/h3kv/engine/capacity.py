@@ -1,0 +1,142 @@
+"""How much KV the tiers hold together, and how much of it running sequences may come to need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from h3kv.core.errors import TierFullError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.ports import AddressableStore, PersistentStore
+from h3kv.core.types import Tier
+from h3kv.core.units import describe_size, format_size
+from h3kv.tiers.index_store import IndexStore
+
+
+@dataclass(slots=True)
+class Census:
+    """Sequences that run, and what they may come to need."""
+
+    running: int = 0
+    blocks: int = 0
+
+
+class Capacity:
+    """Counts sequences in and out, so that all that run can reach their longest. Not thread-safe.
+
+    Args:
+        layout: of all stores.
+        home: where segments are written.
+        cold: where they may go; None: nowhere.
+        index: room for their indexes then; None: they have none.
+        staging_bytes: of the home, taken for slabs on their way from the cold store.
+        sequences_max: that may run at a time, by the device's room; None: any.
+        cold_cure: says what makes the cold store hold so many blocks.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        home: AddressableStore,
+        cold: PersistentStore | None,
+        index: IndexStore | None,
+        *,
+        staging_bytes: int,
+        sequences_max: int | None,
+        cold_cure: Callable[[int], str],
+    ) -> None:
+        self._layout = layout
+        self._home = home
+        self._cold = cold
+        self._index = index
+        self._staging_bytes = staging_bytes
+        self._sequences_max = sequences_max
+        self._cold_cure = cold_cure
+        self.census = Census()
+
+    @property
+    def home_blocks(self) -> int:
+        """Blocks of the home over all layers, but for staging."""
+        return (self._home.statistics().capacity_bytes - self._staging_bytes) // self._layout.block_bytes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of one sequence that all tiers hold together."""
+        if self._cold is None or self._cold.is_degraded:
+            # What a degraded store holds can be read, but nothing more goes there.
+            return self.home_blocks
+        cold_blocks = self._cold.statistics().capacity_bytes // self._layout.block_bytes
+        return self.home_blocks - SEGMENT_BLOCKS_MAX + cold_blocks
+
+    def cure_for(self, blocks: int) -> str:
+        """What makes all tiers hold so many blocks of one sequence: the cap of the last one."""
+        if self._cold is not None:
+            return self._cold_cure(blocks - self.home_blocks + SEGMENT_BLOCKS_MAX)
+        unit_bytes = self._layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
+        enough_bytes = -(-blocks * self._layout.block_bytes // unit_bytes) * unit_bytes
+        return f"raise {self._home.tier}.kv_bytes to at least {format_size(enough_bytes)}"
+
+    def commit(self, blocks: int, *, retrieves: bool = False) -> None:
+        """Count a sequence in.
+
+        Args:
+            blocks: that it may come to need.
+            retrieves: whether their indexes have to stay in memory.
+
+        Raises:
+            TierFullError: those that run leave too little.
+        """
+        self._check_sequences()
+        self._check_tiers(blocks)
+        if retrieves and self._index is not None:
+            self._check_index(blocks, self._index)
+        self.census.blocks += blocks
+        self.census.running += 1
+
+    def uncommit(self, blocks: int) -> None:
+        """Count a sequence out."""
+        self.census.blocks -= blocks
+        self.census.running -= 1
+
+    def _check_sequences(self) -> None:
+        """Each has a window on the device and, with a cold store, an open segment in HOST."""
+        limit = self._sequences_max
+        if limit is not None and self._cold is not None:
+            limit = min(limit, self.home_blocks // SEGMENT_BLOCKS_MAX)
+        if limit is not None and self.census.running >= limit:
+            raise TierFullError(
+                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to "
+                "end, or raise device.kv_bytes and host.kv_bytes",
+                tier=Tier.DEVICE,
+                needed_bytes=self._layout.block_bytes,
+                free_bytes=0,
+            )
+
+    def _check_tiers(self, blocks: int) -> None:
+        left = self.blocks - self.census.blocks
+        if self._cold is not None and blocks > left:
+            raise TierFullError(
+                f"the request may come to need {self.describe(blocks)}, and running ones leave {self.describe(left)} "
+                "of all tiers: wait for one to end, or raise nvme.capacity",
+                tier=Tier.NVME,
+                needed_bytes=blocks * self._layout.block_bytes,
+                free_bytes=left * self._layout.block_bytes,
+            )
+
+    def _check_index(self, blocks: int, index: IndexStore) -> None:
+        left = index.slots * SEGMENT_BLOCKS_MAX - self.census.blocks
+        if blocks > left:
+            raise TierFullError(
+                f"the request may come to need the index of {blocks:,} blocks, and running ones leave room for "
+                f"{max(left, 0):,} in the index region of {describe_size(index.slots * index.slot_bytes)}: wait for "
+                "one to end, or raise host.index_bytes",
+                tier=Tier.HOST,
+                needed_bytes=-(-blocks // SEGMENT_BLOCKS_MAX) * index.slot_bytes,
+                free_bytes=max(left, 0) // SEGMENT_BLOCKS_MAX * index.slot_bytes,
+            )
+
+    def describe(self, blocks: int) -> str:
+        """Blocks in words."""
+        size = describe_size(blocks * self._layout.block_bytes)
+        return f"{blocks:,} blocks ({blocks * BLOCK_TOKENS:,} tokens, {size})"

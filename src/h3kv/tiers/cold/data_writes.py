@@ -1,0 +1,125 @@
+"""The writes of a segment's slabs, as they are or wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from h3kv.core.types import Move
+from h3kv.tiers.cold.codec import Job
+from h3kv.tiers.cold.extents import Extent
+from h3kv.tiers.cold.geometry import AreaGeometry
+from h3kv.tiers.cold.ops import Op, address_of, aligned_memory
+from h3kv.tiers.cold.record import SECTOR_BYTES
+from h3kv.tiers.cold.volume import Volume
+from h3kv.tiers.cold.wrap import wrap
+from h3kv.tiers.io import WRITE
+
+
+class DataWrites:
+    """Makes the ops of extents whose slabs were all submitted; one op for each slab.
+
+    Args:
+        volume: where they go.
+        geometry: of the model's areas.
+        element: bytes of one element of a slab.
+    """
+
+    def __init__(self, volume: Volume, geometry: AreaGeometry, *, element: int) -> None:
+        self._geometry = geometry
+        self._element = element
+        # Sizes that each slab needs: a geometry works them out anew each time.
+        self._area_blocks = geometry.blocks
+        self._first = volume.geometry.area_offset(0) + geometry.slab_offset(0, 0, blocks=1)
+        self._area_bytes = volume.geometry.area_bytes
+        self._block_bytes = geometry.block_bytes
+
+    def slab_offset(self, extent: Extent, layer: int) -> int:
+        """Where a slab lies in the volume."""
+        area, block = divmod(extent.block, self._area_blocks)
+        slab = layer * extent.blocks * self._geometry.mark.block_bytes
+        return self._first + area * self._area_bytes + block * self._block_bytes + slab
+
+    def plain(self, extent: Extent) -> list[Op]:
+        """Writes of the slabs as they are. Sources that are not aligned are copied first."""
+        return [self._plain(extent, layer, move) for layer, move in extent.moves.items()]
+
+    def wrapped(self, extent: Extent) -> list[Op]:
+        """Writes of the slabs wrapped, those that take fewer pieces so; `wrapped_L` says which. On any thread."""
+        return [self._wrapped(extent, layer, move) for layer, move in extent.moves.items()]
+
+    def _plain(self, extent: Extent, layer: int, move: Move) -> Op:
+        assert move.source is not None
+        size = extent.pieces * self._geometry.mark.check_bytes
+        address = address_of(move.source) if move.source.nbytes else 0
+        if address % SECTOR_BYTES == 0 and move.source.nbytes == size:
+            return self._op(extent, layer, address=address, size=size, keep=move.source)
+        memory = aligned_memory(size)
+        memory[: move.source.nbytes] = move.source.cast("B")
+        return self._op(extent, layer, address=address_of(memory), size=size, keep=memory)
+
+    def _wrapped(self, extent: Extent, layer: int, move: Move) -> Op:
+        assert move.source is not None
+        check_bytes = self._geometry.mark.check_bytes
+        size = extent.pieces * check_bytes
+        if move.source.nbytes != size:
+            return self._plain(extent, layer, move)
+        packed = wrap(move.source, element=self._element)
+        pieces = self._geometry.pieces_in(len(packed))
+        if pieces >= extent.pieces:
+            return self._plain(extent, layer, move)
+        extent.wrapped_L[layer] = len(packed)
+        memory = aligned_memory(pieces * check_bytes)
+        memory[: len(packed)] = packed
+        return self._op(extent, layer, address=address_of(memory), size=pieces * check_bytes, keep=memory)
+
+    def _op(self, extent: Extent, layer: int, *, address: int, size: int, keep: object) -> Op:
+        return Op(
+            kind=WRITE,
+            offset=self.slab_offset(extent, layer),
+            address=address,
+            size=size,
+            crcs=extent.crcs_address(layer),
+            page_bytes=self._geometry.mark.check_bytes,
+            keep=keep,
+        )
+
+
+class WrapJob(Job):
+    """Wraps the slabs of one extent."""
+
+    def __init__(self, writes: DataWrites, extent: Extent, done: Callable[[], None]) -> None:
+        self._writes = writes
+        self._extent = extent
+        self._done = done
+        self._ops: list[Op] = []
+
+    def run(self) -> None:
+        """See `Job.run`. Where memory runs out the slabs are written as they are."""
+        try:
+            self._ops = self._writes.wrapped(self._extent)
+        except (MemoryError, OSError):
+            self._extent.wrapped_L[:] = 0
+            self._ops = self._writes.plain(self._extent)
+
+    def end(self) -> None:
+        """See `Job.end`."""
+        self._done()
+
+    def take(self) -> list[Op]:
+        """The writes, once, after it has ended."""
+        ops, self._ops = self._ops, []
+        return ops
+
+
+class DropJob(Job):
+    """Gives memory back on a thread of the codec: that costs as much as a copy of it."""
+
+    def __init__(self, memory: list[Op]) -> None:
+        self._memory = memory
+
+    def run(self) -> None:
+        """See `Job.run`."""
+        self._memory.clear()
+
+    def end(self) -> None:
+        """See `Job.end`."""

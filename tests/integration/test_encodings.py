@@ -1,0 +1,100 @@
+"""Sequences on encoded pages: what is kept, moved, shared and retrieved gives the answers of a resident cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from h3kv.core.retrieval import RetrievalSetting
+from h3kv.core.types import Encoding, Tier
+from h3kv.testing.engines import Rig, layout_of, make_rig, one_thread, prompt_tokens
+from h3kv.testing.tiered_rig import WINDOW_TOKENS, tiered_rig
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
+
+CODES = [Encoding.INT8, Encoding.K8V4, Encoding.INT4]
+CLUSTERED = [Encoding.K8V4, Encoding.INT4]
+RETRIEVAL = RetrievalSetting(budget_tokens=128)
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def resident(encoding: Encoding, *, retrieval: RetrievalSetting | None = None) -> Rig:
+    layout = layout_of(encoding)
+    return make_rig(capacity_blocks=160, layout=layout, window_tokens=WINDOW_TOKENS, retrieval=retrieval)
+
+
+@pytest.mark.parametrize("encoding", CODES)
+@pytest.mark.parametrize("tokens", [64, 700, 2500])
+def test_answer_over_three_tiers_equals_that_of_a_resident_cache(
+    encoding: Encoding, tokens: int, tmp_path: Path
+) -> None:
+    prompt = prompt_tokens(1, tokens)
+    expected, _ = resident(encoding).answer(prompt, max_new_tokens=150)
+    with tiered_rig(tmp_path, layout=layout_of(encoding)) as rig:
+        assert rig.answer(prompt, max_new_tokens=150)[0] == expected
+        rig.engine.check_integrity()
+
+
+@pytest.mark.parametrize("encoding", CODES)
+def test_prefix_is_shared_up_to_its_last_whole_block_wherever_two_prompts_part(
+    encoding: Encoding, tmp_path: Path
+) -> None:
+    first = prompt_tokens(2, 2300)
+    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=64) as rig:
+        rig.answer(first)
+        for common in (100, 1100, 1500, 2200):
+            prompt = first[:common] + prompt_tokens(common, 200)
+            tokens, finished = rig.answer(prompt, max_new_tokens=80)
+            assert sum(finished.statistics.cached_tokens.values()) == common // 64 * 64
+            assert tokens == resident(encoding).answer(prompt, max_new_tokens=80)[0]
+            rig.engine.check_integrity()
+
+
+@pytest.mark.parametrize("encoding", CODES)
+def test_prefix_is_found_by_the_next_process(encoding: Encoding, tmp_path: Path) -> None:
+    first = prompt_tokens(3, 2300)
+    with tiered_rig(tmp_path, layout=layout_of(encoding)) as rig:
+        rig.answer(first)
+    prompt = first[:1500] + prompt_tokens(4, 100)
+    with tiered_rig(tmp_path, layout=layout_of(encoding)) as rig:
+        tokens, finished = rig.answer(prompt)
+        assert finished.statistics.cached_tokens[Tier.NVME] == 1500 // 64 * 64
+        assert tokens == resident(encoding).answer(prompt)[0]
+
+
+@pytest.mark.parametrize("encoding", CLUSTERED)
+def test_retrieval_gives_the_same_answer_wherever_the_pages_lie(encoding: Encoding, tmp_path: Path) -> None:
+    prompt = prompt_tokens(5, 3000)
+    expected, _ = resident(encoding, retrieval=RETRIEVAL).answer(prompt, max_new_tokens=100)
+    with tiered_rig(None, layout=layout_of(encoding), retrieval=RETRIEVAL, host_blocks=96) as rig:
+        assert rig.answer(prompt, max_new_tokens=100)[0] == expected
+    with tiered_rig(tmp_path, layout=layout_of(encoding), retrieval=RETRIEVAL) as rig:
+        assert rig.answer(prompt, max_new_tokens=100)[0] == expected
+        assert rig.answer(prompt, max_new_tokens=100)[0] == expected, "also over a prefix that was found"
+        rig.engine.check_integrity()
+    with tiered_rig(tmp_path, layout=layout_of(encoding), retrieval=RETRIEVAL) as rig:
+        assert rig.answer(prompt, max_new_tokens=100)[0] == expected, "also by the next process"
+
+
+@pytest.mark.parametrize("encoding", CLUSTERED)
+def test_retrieval_with_the_whole_context_as_its_budget_is_exact(encoding: Encoding) -> None:
+    prompt = prompt_tokens(6, 3000)
+    expected, _ = resident(encoding).answer(prompt, max_new_tokens=50)
+    everything = RetrievalSetting(budget_tokens=4096)
+    assert resident(encoding, retrieval=everything).answer(prompt, max_new_tokens=50)[0] == expected
+
+
+def test_what_was_answered_under_retrieval_is_not_shared() -> None:
+    prompt = prompt_tokens(7, 2000)
+    rig = resident(Encoding.K8V4, retrieval=RETRIEVAL)
+    answer, _ = rig.answer(prompt, max_new_tokens=400)
+    _, finished = rig.answer([*prompt, *answer, 1, 2])
+    assert sum(finished.statistics.cached_tokens.values()) == 2000 // 64 * 64
+    rig.check_idle()

@@ -47,7 +47,7 @@ def test_prefix_is_shared_up_to_its_last_whole_block_wherever_two_prompts_part(
     encoding: Encoding, tmp_path: Path
 ) -> None:
     first = prompt_tokens(2, 2300)
-    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=64) as rig:
+    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=96) as rig:
         rig.answer(first)
         for common in (100, 1100, 1500, 2200):
             prompt = first[:common] + prompt_tokens(common, 200)

@@ -57,6 +57,25 @@ class RetrievalMeter:
     exact_tokens: int = 0
     """Tokens that are read without being chosen: of the window, and of segments without an index. Counted by whoever
     attends to them."""
+    recall_sum: float = 0.0
+    """Shares of all attention that went to tokens which were read exactly, summed over the rows and heads of a sample."""
+    recalls: int = 0
+    """How many these are."""
+
+    @property
+    def read_bytes(self) -> int:
+        """What was read of indexed segments: planes, summaries, and of the chosen clusters what else they have."""
+        return self.plane_bytes + self.summary_bytes + self.cluster_bytes
+
+    @property
+    def recall(self) -> float | None:
+        """Mean of the sample; None before the first."""
+        return self.recall_sum / self.recalls if self.recalls else None
+
+    def add_recall(self, share_TH: Tensor) -> None:
+        """Count a measured row: of each head the share of attention in tokens that were read exactly."""
+        self.recall_sum += float(share_TH.double().sum())
+        self.recalls += share_TH.numel()
 
 
 class Retrieval:

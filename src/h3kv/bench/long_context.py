@@ -128,7 +128,8 @@ def _exact(results: Results, shared: _Shared, *, peer_python: str | None, peers:
             bandwidth = limit.bytes_per_second()
             step_bytes = weight_bytes(shared.model) + _exact_bytes(shared.model, sequence.kv.tokens)
             rounds.add("limit", step_bytes / bandwidth * 1e3)
-            for contestant in turns(["h3", *peer], repetition):
+            contestants: list[str | Contestant] = ["h3", *peer]
+            for contestant in turns(contestants, repetition):
                 if isinstance(contestant, str):
                     rounds.add("h3", _median_ms(sequence, sizes.steps))
                     setting.progress(

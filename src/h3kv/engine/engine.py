@@ -10,6 +10,7 @@ more, so it can always finish, and two requests never wait for each other's room
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Generator
 from typing import Final
@@ -238,13 +239,14 @@ class Engine:
 
     def _advance(self, sequence: RunningSequence) -> None:
         """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
-        before = sequence.kv.tokens
+        before, reads = sequence.kv.tokens, dataclasses.replace(sequence.kv.cache.meter)
         try:
             events = sequence.step(self._model, self._clock, chunks=self._chunks, device=self._device)
             self._reporter.stepped(
                 prefill_tokens=max(min(sequence.kv.tokens, sequence.prompt_tokens) - before, 0),
                 decode_tokens=sum(isinstance(event, TokenGenerated) for event in events),
             )
+            self._reporter.retrieved(reads, sequence.kv.cache.meter)
         except (SlabCorruptError, SlabUnavailableError) as error:
             # The sequence goes back to the block before, and computes what was lost in its next steps.
             self._reporter.lost(error)
@@ -317,6 +319,7 @@ class Engine:
 
     def _report(self) -> None:
         self._reporter.occupancy(self._pool.statistics(), self._segments)
+        self._reporter.indexes(self._pool.indexes.store)
         self._reporter.requests(running=len(self._running), waiting=len(self._waiting))
 
 

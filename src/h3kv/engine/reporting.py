@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.core.errors import SlabError
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import StoreStatistics, Tier
@@ -11,6 +12,7 @@ from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import RequestStatistics
 from h3kv.engine.segments import SegmentTable
 from h3kv.telemetry import names
+from h3kv.tiers.index_store import IndexStore
 
 
 class Reporter:
@@ -27,6 +29,27 @@ class Reporter:
         contents = segments.statistics()
         self._telemetry.gauge(names.TIER_PINNED, contents.pinned_bytes, tier=segments.tier)
         self._telemetry.gauge(names.SEGMENTS_CACHED, contents.sealed)
+
+    def indexes(self, store: IndexStore | None) -> None:
+        """Indexes were kept or given up."""
+        if store is not None:
+            self._telemetry.gauge(names.INDEX_CAPACITY, store.slots * store.slot_bytes)
+            self._telemetry.gauge(names.INDEX_USED, store.used_slots * store.slot_bytes)
+
+    def retrieved(self, before: RetrievalMeter, after: RetrievalMeter) -> None:
+        """A sequence read by retrieval, if the meters differ."""
+        if after.rows == before.rows:
+            return
+        reads = {
+            "plane": after.plane_bytes - before.plane_bytes,
+            "summary": after.summary_bytes - before.summary_bytes,
+            "cluster": after.cluster_bytes - before.cluster_bytes,
+        }
+        for kind, size_bytes in reads.items():
+            self._telemetry.count(names.RETRIEVAL_READ_BYTES, size_bytes, kind=kind)
+        measured = after.recalls - before.recalls
+        if measured:
+            self._telemetry.observe(names.ATTEND_RECALL, (after.recall_sum - before.recall_sum) / measured)
 
     def lost(self, error: SlabError) -> None:
         """A part of a sequence's KV could not be read."""

@@ -49,6 +49,10 @@ IO_ERRORS: Final = "h3_io_errors_total"
 WRITTEN_BYTES: Final = "h3_written_bytes_total"
 READ_BYTES: Final = "h3_read_bytes_total"
 WRITE_BUDGET_REFUSALS: Final = "h3_write_budget_refusals_total"
+RETRIEVAL_READ_BYTES: Final = "h3_retrieval_read_bytes_total"
+ATTEND_RECALL: Final = "h3_attend_recall"
+INDEX_CAPACITY: Final = "h3_index_capacity_bytes"
+INDEX_USED: Final = "h3_index_used_bytes"
 TTFT: Final = "h3_time_to_first_token_seconds"
 ITL: Final = "h3_inter_token_seconds"
 
@@ -93,6 +97,22 @@ _DECLARED = (
         ("tier",),
         "Reservations refused because the bytes of the day are written.",
     ),
+    Metric(
+        RETRIEVAL_READ_BYTES,
+        Kind.COUNTER,
+        "bytes",
+        ("kind",),
+        "Bytes that retrieval read of indexed segments: planes, summaries, chosen clusters.",
+    ),
+    Metric(
+        ATTEND_RECALL,
+        Kind.HISTOGRAM,
+        "ratio",
+        (),
+        "Share of attention in the tokens that retrieval read, of a sample of steps and layers.",
+    ),
+    Metric(INDEX_CAPACITY, Kind.GAUGE, "bytes", (), "Cap of the index region."),
+    Metric(INDEX_USED, Kind.GAUGE, "bytes", (), "Bytes of indexes of segments that lie in the cold store alone."),
     Metric(TTFT, Kind.HISTOGRAM, "seconds", (), "From submission to the first token."),
     Metric(ITL, Kind.HISTOGRAM, "seconds", (), "From one token of an answer to the next."),
 )

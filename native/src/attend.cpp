@@ -122,14 +122,12 @@ class PartedRows {
     scales_.resize(count);
     sums_.resize(count);
     positions_.resize(static_cast<std::size_t>(rows));
-    float wide[kHeadDimMax];
+    float wide[kCodeRowsMax * kHeadDimMax];
     for (int head = 0; head < a.kv_heads; ++head) {
-      for (int r = 0; r < rows; ++r) {
-        const int at = head * rows + r;
-        load_row(a, head, r, wide);
-        pack_code_rows(wide, 1, head_dim_, parts_each_, parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at,
-                       sums_.data() + at);
-      }
+      for (int r = 0; r < rows; ++r) load_row(a, head, r, wide + r * head_dim_);
+      const int at = head * rows;
+      pack_code_rows(wide, rows, head_dim_, parts_each_, parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at,
+                     sums_.data() + at);
     }
     for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
   }

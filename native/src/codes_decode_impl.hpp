@@ -28,7 +28,7 @@ template <class E, class K>
 inline void decode_keys(const Page& page, int head_dim, char* target) {
   constexpr int kStride = kPageTokens * 4;  // of vectors of one cluster
   for (int c = 0; c < clusters_of(page); ++c) {
-    const K keys(page, page, c, head_dim);
+    const K keys(page, c, head_dim);
     const Vec scale = load_scale(page, kKeyScale, c);
     const Vec offset = load_scale(page, kKeyOffset, c);
     char* p = target + c * kLanes * 4;

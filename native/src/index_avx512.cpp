@@ -3,6 +3,18 @@
 
 namespace h3::H3_ISA {
 
+// 2^x for x <= 0 with a relative error of 3e-7; NaN stays NaN. `vscalefps` takes the whole part of x by itself.
+inline Vec power_of_two(Vec x) {
+  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Vec p = fill(1.867130703e-3f);
+  p = fma(p, f, fill(9.017028957e-3f));
+  p = fma(p, f, fill(5.579991411e-2f));
+  p = fma(p, f, fill(2.401644499e-1f));
+  p = fma(p, f, fill(6.931513118e-1f));
+  p = fma(p, f, fill(1.0f));
+  return _mm512_scalef_ps(p, x);
+}
+
 // Of a positive normal number, by the series of atanh on [3/4, 3/2); absolute error 2e-7.
 inline Vec log2_lanes(Vec x) {
   const Vec m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);

@@ -14,61 +14,10 @@ constexpr int kBatch = 16;   // clusters whose 16 scores are turned over at once
 constexpr int kRowsMax = 4;  // query rows of a tile: their sums stay in registers
 constexpr float kNothing = -__builtin_inff();
 
-// 2^x for x <= 0 with a relative error of 1e-7; below 2^-126 the result is 0 or a denormal number. NaN stays NaN.
-inline Vec power_of_two(Vec x) {
-  x = max(fill(-200.0f), x);  // the second operand wins over NaN
-  const Vec n = round_nearest(x);
-  const Vec f = sub(x, n);
-  Vec p = fill(1.326472753e-3f);
-  p = fma(p, f, fill(9.671512709e-3f));
-  p = fma(p, f, fill(5.550733742e-2f));
-  p = fma(p, f, fill(2.402224208e-1f));
-  p = fma(p, f, fill(6.931469776e-1f));
-  p = fma(p, f, fill(1.0f));
-  return scale_by_power(p, n);
-}
-
 // Numbers of 16 tokens' codes: number = scale * code + offset.
 struct Factors {
   Vec scale, offset;
 };
-
-template <int R, int Parts>
-inline void score_nibbles(const CodeRows& q, int row, const char* nibbles, const Factors& f, float* scores) {
-  Ints acc[R][Parts];
-  for (int r = 0; r < R; ++r)
-    for (int p = 0; p < Parts; ++p) acc[r][p] = ints_zero();
-  const std::int8_t* rows = q.parts + row * Parts * q.head_dim;
-  for (int d = 0; d < q.head_dim; d += 8, nibbles += 64) {
-    const Bytes both = load_bytes(nibbles);
-    const Bytes low = low_nibbles(both);
-    const Bytes high = high_nibbles(both);
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < Parts; ++p) {
-        const std::int8_t* part = rows + (r * Parts + p) * q.head_dim + d;
-        acc[r][p] = dot_nibbles(dot_nibbles(acc[r][p], low, fill_quad(part)), high, fill_quad(part + 4));
-      }
-  }
-  for (int r = 0; r < R; ++r) {
-    Ints sum = acc[r][0];
-    if constexpr (Parts == 2) sum = ints_add(shift_left<7>(sum), acc[r][1]);
-    const Vec score = fma(to_floats(sum), f.scale, mul(f.offset, fill(q.sum[row + r])));
-    store(scores + r * kBatch * kLanes, mul(score, fill(q.scale[row + r])));
-  }
-}
-
-// Log-sum-exp of each of the 16 rows of 16 scores. Scores are used up.
-inline Vec lse_of_rows(float* scores) {
-  transpose(scores);
-  Vec best = load(scores);
-  for (int t = 1; t < kClusterTokens; ++t) best = max(best, load(scores + t * kLanes));
-  Vec even = zero(), odd = zero();
-  for (int t = 0; t < kClusterTokens; t += 2) {
-    even = add(even, power_of_two(sub(load(scores + t * kLanes), best)));
-    odd = add(odd, power_of_two(sub(load(scores + (t + 1) * kLanes), best)));
-  }
-  return add(best, log2_lanes(add(even, odd)));  // NaN in any score makes its sum NaN
-}
 
 // Where a cluster's nibbles and its numbers in the arrays of scales begin.
 struct ClusterPlane {
@@ -85,36 +34,112 @@ struct ClusterPlane {
     scales = plane + page_nibbles + place * kClusterTokens * 2;
   }
 
-  Vec numbers(ScaleArray array) const { return load_fp16(scales + array * kPageTokens * 2); }
+  // Of nibbles that are high halves the missing low ones count as their middle.
+  Factors factors(bool split_keys) const {
+    const Vec scale = load_fp16(scales + kKeyScale * kPageTokens * 2);
+    const Vec offset = load_fp16(scales + kKeyOffset * kPageTokens * 2);
+    if (!split_keys) return {scale, offset};
+    return {mul(scale, fill(16.0f)), fma(scale, fill(7.5f), offset)};
+  }
 
-  void fetch(int head_dim) const {
-    for (int i = 0; i < kClusterTokens / 2 * head_dim; i += 64) prefetch(nibbles + i);
+  void fetch_scales() const {
     prefetch(scales + kKeyScale * kPageTokens * 2);
     prefetch(scales + kKeyOffset * kPageTokens * 2);
   }
 };
 
+// What is fetched while two clusters are scored: three lines for each 8 dimensions.
+struct Ahead {
+  static constexpr int kBytes = 2048;  // in a straight line
+  static constexpr int kClusters = 16;  // of a list
+  const char* lines[3];
+  int step;                            // bytes to the next three
+
+  // Planes follow each other, with numbers between the nibbles; lines are fetched in their order, so that the processor's
+  // own prefetch runs on. Three lines are more than what eight dimensions of two clusters take.
+  static Ahead straight(const ClusterPlane& plane, int place, int head_dim) {
+    const char* line = plane.nibbles + place * (plane_bytes(head_dim) / kPageClusters - head_dim * 8) + kBytes;
+    return {{line, line + 64, line + 128}, 192};
+  }
+
+  static Ahead of(const ClusterPlane& first, const ClusterPlane& second) {
+    first.fetch_scales();
+    second.fetch_scales();
+    return {{first.nibbles, second.nibbles, second.nibbles}, 64};
+  }
+
+  void fetch(int i) const {
+    for (const char* line : lines) prefetch(line + i * step);
+  }
+};
+
+// Scores of two clusters for R rows: a query's bytes are spread once for both.
+template <int R, int Parts>
+inline void score_nibbles(const CodeRows& q, int row, const ClusterPlane* planes, const Ahead& ahead, bool split_keys,
+                          float* scores) {
+  Ints acc[2][R][Parts];
+  for (int c = 0; c < 2; ++c)
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < Parts; ++p) acc[c][r][p] = ints_zero();
+  const std::int8_t* rows = q.parts + row * Parts * q.head_dim;
+  for (int d = 0; d < q.head_dim; d += 8) {
+    Bytes low[2], high[2];
+    ahead.fetch(d / 8);
+    for (int c = 0; c < 2; ++c) {
+      const Bytes both = load_bytes(planes[c].nibbles + d * 8);
+      low[c] = low_nibbles(both);
+      high[c] = high_nibbles(both);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < Parts; ++p) {
+        const std::int8_t* part = rows + (r * Parts + p) * q.head_dim + d;
+        const Bytes first = fill_quad(part), second = fill_quad(part + 4);
+        for (int c = 0; c < 2; ++c) acc[c][r][p] = dot_nibbles(dot_nibbles(acc[c][r][p], low[c], first), high[c], second);
+      }
+  }
+  for (int c = 0; c < 2; ++c) {
+    const Factors f = planes[c].factors(split_keys);
+    for (int r = 0; r < R; ++r) {
+      Ints sum = acc[c][r][0];
+      if constexpr (Parts == 2) sum = ints_add(shift_left<7>(sum), acc[c][r][1]);
+      const Vec score = fma(to_floats(sum), f.scale, mul(f.offset, fill(q.sum[row + r])));
+      store(scores + (r * kBatch + c) * kLanes, mul(score, fill(q.scale[row + r])));
+    }
+  }
+}
+
+// Log-sum-exp of each of the 16 rows of 16 scores. Scores are used up.
+inline Vec lse_of_rows(float* scores) {
+  transpose(scores);
+  Vec best = load(scores);
+  for (int t = 1; t < kClusterTokens; ++t) best = max(best, load(scores + t * kLanes));
+  Vec even = zero(), odd = zero();
+  for (int t = 0; t < kClusterTokens; t += 2) {
+    even = add(even, power_of_two(sub(load(scores + t * kLanes), best)));
+    odd = add(odd, power_of_two(sub(load(scores + (t + 1) * kLanes), best)));
+  }
+  return add(best, log2_lanes(add(even, odd)));  // NaN in any score makes its sum NaN
+}
+
 template <int R, int Parts>
 inline void scan_rows(const ScanBlock& b, int row, int first, int count) {
-  constexpr int kAhead = 4;  // listed clusters lie apart: the processor's own prefetch does not see the next one
   alignas(64) float scores[R][kBatch * kLanes];
-  for (int i = 0; i < count; ++i) {
-    const ClusterPlane plane(b, b.clusters == nullptr ? b.first + first + i : b.clusters[first + i]);
-    if (b.clusters != nullptr && first + i + kAhead < b.count)
-      ClusterPlane(b, b.clusters[first + i + kAhead]).fetch(b.query.head_dim);
-    const Vec scale = plane.numbers(kKeyScale), offset = plane.numbers(kKeyOffset);
-    Factors factors{scale, offset};
-    if (b.split_keys) factors = {mul(scale, fill(16.0f)), fma(scale, fill(7.5f), offset)};
-    score_nibbles<R, Parts>(b.query, row, plane.nibbles, factors, &scores[0][i * kLanes]);
+  // An odd last cluster is scored twice.
+  const auto plane = [&](int i, int last) { return ClusterPlane(b, b.cluster(std::min(i, last))); };
+  for (int i = 0; i < count; i += 2) {
+    const int at = first + i;
+    const ClusterPlane planes[2] = {plane(at, at), plane(at + 1, first + count - 1)};
+    const Ahead ahead = b.clusters == nullptr
+                            ? Ahead::straight(planes[0], b.cluster(at) % kPageClusters, b.query.head_dim)
+                            : Ahead::of(plane(at + Ahead::kClusters, b.count - 1), plane(at + Ahead::kClusters + 1, b.count - 1));
+    score_nibbles<R, Parts>(b.query, row, planes, ahead, b.split_keys, &scores[0][i * kLanes]);
   }
   for (int r = 0; r < R; ++r) {
     std::fill(&scores[r][count * kLanes], &scores[r][0] + kBatch * kLanes, 0.0f);
     alignas(64) float found[kLanes];
     store(found, lse_of_rows(scores[r]));
     float* target = b.lse + (row + r) * b.lse_stride;
-    if (b.clusters == nullptr) std::copy_n(found, count, target + b.first + first);
-    else
-      for (int i = 0; i < count; ++i) target[b.clusters[first + i]] = found[i];
+    for (int i = 0; i < count; ++i) target[b.cluster(first + i)] = found[i];
   }
 }
 

@@ -7,6 +7,20 @@
 
 namespace h3::H3_ISA {
 
+// 2^x for x <= 0 with a relative error of 1e-7; below 2^-126 the result is 0 or a denormal number. NaN stays NaN.
+inline Vec power_of_two(Vec x) {
+  x = max(fill(-200.0f), x);  // the second operand wins over NaN
+  const Vec n = round_nearest(x);
+  const Vec f = sub(x, n);
+  Vec p = fill(1.326472753e-3f);
+  p = fma(p, f, fill(9.671512709e-3f));
+  p = fma(p, f, fill(5.550733742e-2f));
+  p = fma(p, f, fill(2.402224208e-1f));
+  p = fma(p, f, fill(6.931469776e-1f));
+  p = fma(p, f, fill(1.0f));
+  return scale_by_power(p, n);
+}
+
 inline Vec log2_lanes(const Vec& a) {
   alignas(64) float x[16];
   store(x, a);

@@ -435,6 +435,7 @@ inline std::uint64_t read_bytes(const void* data, std::size_t size, int variant)
 }  // namespace h3::H3_ISA
 
 #include "codes_impl.hpp"
+#include "codes_attend_impl.hpp"
 #include "codes_decode_impl.hpp"
 
 namespace h3::H3_ISA {

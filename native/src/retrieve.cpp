@@ -64,8 +64,8 @@ class Queries {
         const std::int64_t r = std::int64_t{h / group} * rows_ + t * group + h % group;
         to_fp32(static_cast<const char*>(a.q) + source * size_bytes(a.q_dtype), a.q_dtype, row, head_dim_);
         rotate_rows(row, 1, head_dim_);
-        pack_code_rows(row, 1, head_dim_, part_count, &parts_[static_cast<std::size_t>(r * part_count * head_dim_)],
-                       &scale_[static_cast<std::size_t>(r)], &sum_[static_cast<std::size_t>(r)]);
+        pack_code_rows(row, 1, head_dim_, part_count, parts_.data() + r * part_count * head_dim_,
+                       scale_.data() + r, sum_.data() + r);
       }
   }
 
@@ -78,7 +78,8 @@ class Queries {
 
   CodeRows rows(int kv_head, int first, int count) const {
     const auto r = static_cast<std::size_t>(kv_head * rows_ + first);
-    return {&parts_[r * static_cast<std::size_t>(part_count_ * head_dim_)], &scale_[r], &sum_[r], count, part_count_, head_dim_};
+    const std::int8_t* parts = parts_.data() + r * static_cast<std::size_t>(part_count_ * head_dim_);
+    return {parts, scale_.data() + r, sum_.data() + r, count, part_count_, head_dim_};
   }
 
  private:
@@ -132,6 +133,7 @@ ScanBlock scan_block(const RetrieveArgs& a, const Shape& s, int head) {
 void scan_all(const RetrieveArgs& a, const Shape& s, const Queries& queries) {
   parallel(a.segment_count * a.shape.kv_heads, a.threads, Share::kGuided, [&](int begin, int end) {
     for (int unit = begin; unit < end; ++unit) {
+      // Heads of a segment follow each other as their planes do: memory is read in a straight line.
       const int segment = unit / a.shape.kv_heads, head = unit % a.shape.kv_heads;
       ScanBlock block = scan_block(a, s, head);
       block.first = segment * kSegmentClusters;
@@ -312,7 +314,7 @@ class Chosen {
   // Pages of one (token, KV head), and the weights of what is not in them.
   void prepare(int unit) {
     const int token = unit / a_.shape.kv_heads, head = unit % a_.shape.kv_heads;
-    Page* const pages = &pages_[static_cast<std::size_t>(std::int64_t{unit} * args_.budget)];
+    Page* const pages = pages_.data() + std::int64_t{unit} * args_.budget;
     thread_local std::vector<float> room;
     thread_local std::vector<std::int32_t> read;
     read.clear();
@@ -344,7 +346,7 @@ class Chosen {
       std::copy_n(lse_of(a_, s_, token, head) + g * s_.clusters, s_.clusters, lse);
       for (const std::int32_t cluster : read) lse[cluster] = kNothing;
       const std::int64_t row = std::int64_t{token} * a_.heads + head * s_.group + g;
-      float* const weights = &weights_[static_cast<std::size_t>(row * s_.clusters)];
+      float* const weights = weights_.data() + row * s_.clusters;
       weighed_[static_cast<std::size_t>(row)] = index_kernels().weigh({lse, weights, s_.clusters, kNothing});
     }
   }
@@ -393,12 +395,12 @@ class Chosen {
         for (int segment = first; segment < std::min(first + kMeanRun, a_.segment_count); ++segment) {
           for (int r = 0; r < s_.rows; ++r) {
             const std::int64_t row = std::int64_t{r / s_.group} * a_.heads + head * s_.group + r % s_.group;
-            std::copy_n(&weights_[static_cast<std::size_t>(row * s_.clusters + segment * kSegmentClusters)], kSegmentClusters,
+            std::copy_n(weights_.data() + row * s_.clusters + segment * kSegmentClusters, kSegmentClusters,
                         weights + r * kSegmentClusters);
           }
           const CodeWeights coded{weights, s_.rows, weight_parts(Encoding::kInt8, a_.page_dtype), head_dim};
           kernels().codes.sum_page[static_cast<int>(Encoding::kInt8)](coded, summary_page(a_, a_.segments[segment], head),
-                                                                      &means_[static_cast<std::size_t>(unit * unit_floats)]);
+                                                                      means_.data() + unit * unit_floats);
         }
       }
     });
@@ -415,7 +417,7 @@ class Chosen {
     float mean[kHeadDimMax] = {};
     const int kv_head = head / s_.group, r = token * s_.group + head % s_.group;
     for (int run = 0; run < mean_runs(); ++run) {
-      const float* part = &means_[static_cast<std::size_t>(((run * a_.shape.kv_heads + kv_head) * std::int64_t{s_.rows} + r) * head_dim)];
+      const float* part = means_.data() + ((run * a_.shape.kv_heads + kv_head) * std::int64_t{s_.rows} + r) * head_dim;
       for (int d = 0; d < head_dim; ++d) mean[d] += part[d];
     }
     rotate_rows(mean, 1, head_dim);

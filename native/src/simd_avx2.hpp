@@ -155,15 +155,18 @@ inline __m256i add_products(__m256i acc, __m256i a, __m256i b, int factor) {
   const __m256i pairs = _mm256_maddubs_epi16(a, b);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<short>(factor))));
 }
-// codes up to 15, quads of signed numbers
-inline Ints dot_nibbles(Ints acc, Bytes codes, Bytes quad) {
-  return {add_products(acc.lo, codes.lo, quad.lo, 1), add_products(acc.hi, codes.hi, quad.hi, 1)};
+// codes up to 15, a quad of signed numbers in memory
+inline Ints dot_nibbles(Ints acc, Bytes codes, const void* quad) {
+  const Bytes row = fill_quad(quad);
+  return {add_products(acc.lo, codes.lo, row.lo, 1), add_products(acc.hi, codes.hi, row.hi, 1)};
 }
-// codes up to 255, quads of signed numbers
+// codes up to 255, a quad of signed numbers, in registers or in memory
 inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) {
-  acc = dot_nibbles(acc, low_nibbles(codes), quad);
-  return {add_products(acc.lo, upper(codes.lo), quad.lo, 16), add_products(acc.hi, upper(codes.hi), quad.hi, 16)};
+  acc.lo = add_products(add_products(acc.lo, lower(codes.lo), quad.lo, 1), upper(codes.lo), quad.lo, 16);
+  acc.hi = add_products(add_products(acc.hi, lower(codes.hi), quad.hi, 1), upper(codes.hi), quad.hi, 16);
+  return acc;
 }
+inline Ints dot_bytes(Ints acc, Bytes codes, const void* quad) { return dot_bytes(acc, codes, fill_quad(quad)); }
 // codes up to 15, quads of numbers up to 255
 inline Ints dot_unsigned(Ints acc, Bytes codes, Bytes quad) {
   return {add_products(acc.lo, quad.lo, codes.lo, 1), add_products(acc.hi, quad.hi, codes.hi, 1)};
@@ -175,9 +178,15 @@ inline __m256 half_byte_at(__m256i a) {
 }
 template <int Shift>
 inline Vec byte_at(Bytes a) { return {half_byte_at<Shift>(a.lo), half_byte_at<Shift>(a.hi)}; }
-// Whole numbers 0 to 255 as 16 bytes.
-inline void store_bytes(std::uint8_t* p, Vec a) {
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)), 0xd8);
+// The nearest whole number, ties to even.
+inline Ints to_ints(Vec a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+// Bits [Shift, Shift + Count) of each lane, as 16 bytes.
+template <int Shift, int Count>
+inline void store_bits(std::uint8_t* p, Ints a) {
+  const __m256i mask = _mm256_set1_epi32((1 << Count) - 1);
+  const __m256i low = _mm256_and_si256(_mm256_srli_epi32(a.lo, Shift), mask);
+  const __m256i high = _mm256_and_si256(_mm256_srli_epi32(a.hi, Shift), mask);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }

@@ -149,20 +149,26 @@ template <int Bits>
 inline Ints shift_left(const Ints& a) H3_INTS(a.x[i] * (1 << Bits))
 inline Vec to_floats(const Ints& a) H3_LANES(static_cast<float>(a.x[i]))
 inline std::int32_t signed_byte(const Bytes& a, int i) { return static_cast<std::int8_t>(a.x[i]); }
-// codes up to 255, quads of signed numbers
+// codes up to 255, a quad of signed numbers, in registers or in memory
 inline Ints dot_bytes(const Ints& acc, const Bytes& codes, const Bytes& quad) H3_INTS(
     acc.x[i] + codes.x[4 * i] * signed_byte(quad, 4 * i) + codes.x[4 * i + 1] * signed_byte(quad, 4 * i + 1) +
     codes.x[4 * i + 2] * signed_byte(quad, 4 * i + 2) + codes.x[4 * i + 3] * signed_byte(quad, 4 * i + 3))
-// codes up to 15, quads of signed numbers
-inline Ints dot_nibbles(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, codes, quad); }
+inline Ints dot_bytes(const Ints& acc, const Bytes& codes, const void* quad) {
+  return dot_bytes(acc, codes, fill_quad(quad));
+}
+// codes up to 15, a quad of signed numbers in memory
+inline Ints dot_nibbles(const Ints& acc, const Bytes& codes, const void* quad) { return dot_bytes(acc, codes, quad); }
 // codes up to 15, quads of numbers up to 255
 inline Ints dot_unsigned(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, quad, codes); }
 // (a >> Shift) & 255 of each lane
 template <int Shift>
 inline Vec byte_at(const Bytes& a) H3_LANES(static_cast<float>(a.x[4 * i + Shift / 8]))
-// Whole numbers 0 to 255 as 16 bytes.
-inline void store_bytes(std::uint8_t* p, const Vec& a) {
-  for (int i = 0; i < 16; ++i) p[i] = a.x[i] == a.x[i] ? static_cast<std::uint8_t>(a.x[i]) : 0;
+// The nearest whole number, ties to even; 0 for what is not a number.
+inline Ints to_ints(const Vec& a) H3_INTS(a.x[i] == a.x[i] ? static_cast<std::int32_t>(std::nearbyintf(a.x[i])) : 0)
+// Bits [Shift, Shift + Count) of each lane, as 16 bytes.
+template <int Shift, int Count>
+inline void store_bits(std::uint8_t* p, const Ints& a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(a.x[i] >> Shift & ((1 << Count) - 1));
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }

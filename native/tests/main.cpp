@@ -17,6 +17,8 @@
 #include "h3/pool.hpp"
 #include "h3/transform.hpp"
 #include "io.hpp"
+#include "pages.hpp"
+#include "retrieve.hpp"
 
 namespace {
 
@@ -223,6 +225,7 @@ void check_pool() {
 
 int main() {
   check_io(expect);
+  check_pages(expect);
   check_pool();
   for (const h3::Isa isa : {h3::Isa::kPortable, h3::Isa::kAvx2, h3::Isa::kAvx512}) {
     if (!h3::isa_supported(isa)) continue;
@@ -239,6 +242,7 @@ int main() {
         }
       for (const int tokens : {1, 40}) check_rotate(dtype, tokens, 80);
     }
+    check_retrieve(expect);
     const std::vector<char> data(64 << 12, 1);
     void* aligned = std::aligned_alloc(4096, data.size());
     std::copy(data.begin(), data.end(), static_cast<char*>(aligned));

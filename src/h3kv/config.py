@@ -211,6 +211,9 @@ class NvmeSettings(Section):
     for a new one. Less than it was made drops what lies beyond."""
     backend: Literal["auto", "io_uring", "threads"] = "auto"
     """What reads and writes. `auto`: io_uring, or threads where the kernel or the container refuses it."""
+    wrap: Literal["none", "lz4"] = "none"
+    """`lz4`: what goes to the store is compressed where that makes it smaller, so that less is written and read; it takes
+    processor time of its own threads. Not with retrieval, which reads single pages."""
     write_bytes_per_day: SizeOrNone = None
     """Bytes that may be written to the store in a day (UTC), over all processes: disks wear out. What is over it is not
     kept. Nothing: any."""

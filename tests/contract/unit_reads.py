@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h3kv.core.errors import SlabBusyError, StaleHandleError, TierFullError
+from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
 from h3kv.core.ports import BlockStore, FailedRead, PersistentStore
 from h3kv.core.types import Fetch, SlotHandle
 from h3kv.tiers.cold.ops import address_of
-from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
+from h3kv.tiers.cold.unit_reads import AHEAD_IN_FLIGHT_MAX, UNIT_READ_DTYPE
 
 from .store_suite import DEADLINE_S, StoreSuite, memory, settle, slab
 
@@ -173,3 +173,39 @@ class UnitReadsContract(StoreSuite):
         assert target == contents[0][: 8 * piece]
         store.check_integrity()
         store.close()
+
+    def test_reads_ahead_beyond_what_the_engine_holds_all_end(self) -> None:
+        store, piece = self.make_persistent(units=1), self.layout.check_bytes
+        handles, contents = self.filled(store, [16])
+        count = 2 * AHEAD_IN_FLIGHT_MAX + 50
+        offsets = [number * piece % len(contents[0]) for number in range(count)]
+        target = memory(count * piece)
+        ahead_N = unit_reads(target, [0] * count, offsets, size=piece)
+        ahead_N["is_ahead"] = 1
+        store.read_units(handles, ahead_N.data)
+        now = memory(piece)
+        store.read_units(handles, unit_reads(now, [0], [piece], size=piece, first_tag=9999).data)
+        tags, failed = end_units(store, count + 1)
+        assert sorted(tags) == [*range(1, count + 1), 9999]
+        assert not failed
+        assert now == contents[0][piece : 2 * piece]
+        assert all(
+            target[at * piece : (at + 1) * piece] == contents[0][offset : offset + piece]
+            for at, offset in enumerate(offsets)
+        )
+        store.check_integrity()
+        store.close()
+
+    def test_store_closes_with_reads_in_flight_and_held_back(self) -> None:
+        store, piece = self.make_persistent(units=1), self.layout.check_bytes
+        handles, _ = self.filled(store, [1])
+        count = 2 * AHEAD_IN_FLIGHT_MAX
+        target = memory(count * piece)
+        reads_N = unit_reads(target, [0] * count, [0] * count, size=piece)
+        reads_N["is_ahead"] = 1
+        store.read_units(handles, reads_N.data)
+        store.close()
+        with pytest.raises(TierClosedError):
+            store.read_units(handles, reads_N.data)
+        with pytest.raises(TierClosedError):
+            store.poll_units()

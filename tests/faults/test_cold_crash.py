@@ -31,6 +31,7 @@ from h3kv.testing.cold_segments import (
 )
 from h3kv.testing.faulty_files import CrashError, FaultPlan, FaultyFiles
 from h3kv.tiers.cold import ColdStore
+from h3kv.tiers.cold.config import Wrap
 from h3kv.tiers.cold.format import format_store
 from h3kv.tiers.cold.geometry import AREA_ALIGNMENT, MIB, AreaGeometry, layout_mark
 from h3kv.tiers.io import FLUSH, WRITE
@@ -65,10 +66,10 @@ class Story:
         self.released.add(number)
 
 
-def live(folder: Path, plan: FaultPlan, story: Story) -> None:
+def live(folder: Path, plan: FaultPlan, story: Story, *, wrap: Wrap = "none") -> None:
     """Two processes one after the other: they write, give back, and write again where something lay."""
     for first, room in ((1, 16), (10, 8)):
-        store = open_store(folder, units=UNITS, engine=lambda files: FaultyFiles(files, plan))
+        store = open_store(folder, units=UNITS, engine=lambda files: FaultyFiles(files, plan), wrap=wrap)
         with contextlib.closing(store):
             kept = restore(store)
             story.handles.update({number: list(segment.handles_L) for number, segment in kept.items()})
@@ -117,9 +118,9 @@ def operations(folders: Path, kinds: frozenset[int]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["none", "some", "all"])
+@pytest.mark.parametrize(("kept", "wrap"), [("none", "none"), ("some", "none"), ("all", "none"), ("some", "lz4")])
 def test_crash_at_any_write_or_flush_leaves_segments_absent_or_intact(
-    folders: Path, kept: Literal["none", "some", "all"]
+    folders: Path, kept: Literal["none", "some", "all"], wrap: Wrap
 ) -> None:
     kinds = frozenset({WRITE, FLUSH})
     for number in range(1, operations(folders, kinds) + 1):
@@ -127,15 +128,15 @@ def test_crash_at_any_write_or_flush_leaves_segments_absent_or_intact(
         folder.mkdir()
         story = Story()
         with pytest.raises(CrashError):
-            live(folder, FaultPlan(number, "crash", kinds=kinds, kept=kept, seed=SEED), story)
+            live(folder, FaultPlan(number, "crash", kinds=kinds, kept=kept, seed=SEED), story, wrap=wrap)
         check(folder, story)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("mode", ["error", "torn"])
+@pytest.mark.parametrize(("mode", "wrap"), [("error", "none"), ("torn", "none"), ("torn", "lz4")])
 def test_failed_write_or_flush_leaves_segments_absent_or_intact(
-    folders: Path, mode: Literal["error", "torn"], for_ever: bool
+    folders: Path, mode: Literal["error", "torn"], wrap: Wrap, for_ever: bool
 ) -> None:
     kinds = frozenset({WRITE, FLUSH})
     for number in range(1, operations(folders, kinds) + 1):
@@ -143,7 +144,7 @@ def test_failed_write_or_flush_leaves_segments_absent_or_intact(
         folder.mkdir()
         story = Story()
         with contextlib.suppress(H3Error):
-            live(folder, FaultPlan(number, mode, for_ever=for_ever, kinds=kinds), story)
+            live(folder, FaultPlan(number, mode, for_ever=for_ever, kinds=kinds), story, wrap=wrap)
         check(folder, story)
 
 

@@ -75,11 +75,12 @@ def test_retrieval_gives_the_same_answer_wherever_the_pages_lie(encoding: Encodi
     expected, _ = resident(encoding, retrieval=RETRIEVAL).answer(prompt, max_new_tokens=100)
     with tiered_rig(None, layout=layout_of(encoding), retrieval=RETRIEVAL, host_blocks=96) as rig:
         assert rig.answer(prompt, max_new_tokens=100)[0] == expected
-    with tiered_rig(tmp_path, layout=layout_of(encoding), retrieval=RETRIEVAL) as rig:
+    cold = {"layout": layout_of(encoding), "retrieval": RETRIEVAL, "host_blocks": 72, "page_cache_bytes": 1 << 18}
+    with tiered_rig(tmp_path, **cold) as rig:
         assert rig.answer(prompt, max_new_tokens=100)[0] == expected
         assert rig.answer(prompt, max_new_tokens=100)[0] == expected, "also over a prefix that was found"
         rig.engine.check_integrity()
-    with tiered_rig(tmp_path, layout=layout_of(encoding), retrieval=RETRIEVAL) as rig:
+    with tiered_rig(tmp_path, **cold) as rig:
         assert rig.answer(prompt, max_new_tokens=100)[0] == expected, "also by the next process"
 
 

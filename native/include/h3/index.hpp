@@ -28,6 +28,8 @@ struct ScanBlock {
   bool split_keys;               // nibbles are high halves: the low ones count as their middle, 7.5
   float* lse;                    // [rows], lse_stride apart, indexed by cluster
   std::int64_t lse_stride;
+
+  std::int32_t cluster(int i) const { return clusters == nullptr ? first + i : clusters[i]; }
 };
 
 // One row of scores of clusters against the largest, for a softmax over all of them.

@@ -83,7 +83,6 @@ class PagedCache:
         layout: geometry of all slots.
         pages: room of the page table to begin with, in blocks.
         source: gives what lies on NVMe; None where nothing ever does.
-        pages_source: gives the pages on NVMe that retrieval chose; None where there are none.
         window_tokens: newest tokens that are always attended to exactly.
     """
 
@@ -94,20 +93,20 @@ class PagedCache:
         *,
         pages: int,
         source: SlabSource | None = None,
-        page_source: PageSource | None = None,
         window_tokens: int = 0,
     ) -> None:
         self._kernels = kernels
         self._is_native = kernels is native
         self._layout = layout
         self._source = source
-        self._page_source = page_source
         self._window_tokens = window_tokens
         self._table = PageTable(layout, pages=pages, is_native=self._is_native)
         self._tokens = 0
         self._steps = 0
         self.retrieval: RetrievalSetting | None = None
         """How the next chunks choose what they read, each of their rows for itself; None: they read everything."""
+        self.page_source: PageSource | None = None
+        """Gives the pages on NVMe that retrieval chose; None where there are none."""
         self.meter = RetrievalMeter()
         """What retrieval has read."""
 
@@ -184,7 +183,7 @@ class PagedCache:
             layer=layer,
             layout=self._layout.slab,
             setting=self.retrieval,
-            source=self._page_source,
+            source=self.page_source,
             meter=self.meter,
         )
         if self._measures_recall(layer, self.retrieval):

@@ -58,7 +58,7 @@ class RetrievalMeter:
     """Tokens that are read without being chosen: of the window, and of segments without an index. Counted by whoever
     attends to them."""
     recall_sum: float = 0.0
-    """Shares of all attention that went to tokens which were read exactly, summed over the rows and heads of a sample."""
+    """Shares of all attention that went to tokens read exactly, summed over the rows and heads of a sample."""
     recalls: int = 0
     """How many these are."""
 
@@ -176,8 +176,9 @@ class Retrieval:
         """Attention over all tokens of the segments: the chosen clusters exactly, the others by their mean values.
 
         Args:
-            addresses_TKC: for each chosen cluster the address of the page that holds it; 0: where its segment lies;
-                MISSING: nowhere, it is estimated like the others. None: all lie with their segments.
+            addresses_TKC: for each chosen cluster the address of the page that holds it, one for all of a page's; 0:
+                where its segment lies; MISSING: nowhere, it is estimated like the others. None: all lie with their
+                segments.
             estimate: whether what is not read exactly counts at all.
 
         Returns:

@@ -1,6 +1,6 @@
 """The tokens of pages as plain rows, for code that works with keys and values themselves.
 
-Shapes: S tokens, K KV heads, D head dim, N pages, P pack, E elements of a page's keys or values.
+Shapes: S tokens, K KV heads, D head dim, N pages, P pack, E elements of a page's keys or values, B bytes.
 
 Attention never needs this: it reads pages as they lie.
 """
@@ -14,44 +14,75 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from h3kv.attention import codes
 from h3kv.attention.native import TORCH_DTYPES
-from h3kv.core.layout import PageLayout
+from h3kv.core.layout import SCALES_BYTES, PageLayout
 from h3kv.core.limits import BLOCK_TOKENS, PANEL_DIMS
 
 
 def read_keys(pages_KN: NDArray[np.void], layout: PageLayout) -> Tensor:
-    """Keys in token order, [S, K, D] in the pages' dtype, new and contiguous.
+    """Keys in token order, [S, K, D] in the layout's dtype, new and contiguous.
 
     Args:
-        pages_KN: in main memory, with equal counts for all heads; all pages but the last are full.
+        pages_KN: in main memory, with equal counts for all heads. Tokens of pages without positions come in the pages'
+            order, those of pages with positions by their positions, at the places that the latter have in that order.
         layout: of the pages.
     """
-    elements_KNE = _copy(pages_KN, "keys", layout)
+    if not layout.is_raw:
+        return _in_order(pages_KN, codes.rotate(_unpack(pages_KN, layout).keys.decode()), layout)
+    elements_KNE = _copy(pages_KN["keys"], layout.keys_bytes).view(TORCH_DTYPES[layout.dtype])
     # [D / P][64][P] as drawn in core/layout.py.
     split = elements_KNE.view(*pages_KN.shape, layout.head_dim // layout.pack, BLOCK_TOKENS, layout.pack)
-    return split.permute(1, 3, 0, 2, 4).flatten(3).flatten(0, 1)[: _tokens(pages_KN)].contiguous()
+    return _in_order(pages_KN, split.permute(0, 1, 3, 2, 4).flatten(3), layout)
 
 
 def read_values(pages_KN: NDArray[np.void], layout: PageLayout) -> Tensor:
-    """Values in token order, [S, K, D] in the pages' dtype, new and contiguous. Arguments as of `read_keys`."""
-    elements_KNE = _copy(pages_KN, "values", layout)
-    panels_SKD = []
+    """Values in token order, [S, K, D] in the layout's dtype, new and contiguous. Arguments as of `read_keys`."""
+    if not layout.is_raw:
+        return _in_order(pages_KN, codes.rotate(_unpack(pages_KN, layout).values.decode()), layout)
+    elements_KNE = _copy(pages_KN["values"], layout.values_bytes).view(TORCH_DTYPES[layout.dtype])
+    panels = []
     for start in range(0, layout.head_dim, PANEL_DIMS):
         end = min(start + PANEL_DIMS, layout.head_dim)
         panel = elements_KNE[..., start * BLOCK_TOKENS : end * BLOCK_TOKENS]
         # [64 / P][width][P] as drawn there.
         split = panel.reshape(*pages_KN.shape, BLOCK_TOKENS // layout.pack, end - start, layout.pack)
-        panels_SKD.append(split.permute(1, 2, 4, 0, 3).flatten(0, 2)[: _tokens(pages_KN)])
-    return torch.cat(panels_SKD, dim=-1)
+        panels.append(split.transpose(-1, -2).flatten(2, 3))
+    return _in_order(pages_KN, torch.cat(panels, dim=-1), layout)
 
 
-def _tokens(pages_KN: NDArray[np.void]) -> int:
-    return int(pages_KN["count"][0].sum())
+def read_positions(page: np.void) -> NDArray[np.int64]:
+    """Positions of the tokens in use of one page."""
+    count = int(page["count"])
+    if not page["positions"]:
+        return int(page["first"]) + np.arange(count)
+    source = (ctypes.c_int32 * count).from_address(int(page["positions"]))
+    return np.frombuffer(source, dtype=np.int32).astype(np.int64)
 
 
-def _copy(pages_KN: NDArray[np.void], part: str, layout: PageLayout) -> Tensor:
-    """The keys or values of all pages, [K, N, E]."""
-    copied = torch.empty((*pages_KN.shape, layout.keys_bytes), dtype=torch.uint8)
-    for place, address in np.ndenumerate(pages_KN[part]):
-        ctypes.memmove(copied[place].data_ptr(), int(address), layout.keys_bytes)
-    return copied.view(TORCH_DTYPES[layout.dtype])
+def _in_order(pages_KN: NDArray[np.void], rows_KNSD: Tensor, layout: PageLayout) -> Tensor:
+    """Tokens in use of all pages, [S, K, D]."""
+    heads = []
+    for pages_N, rows_NSD in zip(pages_KN, rows_KNSD, strict=True):
+        used_SD = torch.cat([rows_SD[:count] for rows_SD, count in zip(rows_NSD, pages_N["count"], strict=True)])
+        if pages_N["positions"].any():
+            positions_S = np.concatenate([read_positions(page) for page in pages_N])
+            used_SD = used_SD[torch.from_numpy(np.argsort(positions_S, kind="stable"))]
+        heads.append(used_SD)
+    return torch.stack(heads, dim=1).to(TORCH_DTYPES[layout.dtype])
+
+
+def _unpack(pages_KN: NDArray[np.void], layout: PageLayout) -> codes.CodedTokens:
+    """The coded tokens of all pages, [K, N, 64, D]."""
+    parts = [_copy(pages_KN["keys"], layout.keys_bytes), _copy(pages_KN["values"], layout.values_bytes)]
+    planes = [_copy(pages_KN["nibbles"], layout.nibbles_bytes), _copy(pages_KN["scales"], SCALES_BYTES)]
+    return codes.unpack(torch.cat(parts, dim=-1), torch.cat(planes, dim=-1), layout)
+
+
+def _copy(addresses_KN: NDArray[np.uint64], size_bytes: int) -> Tensor:
+    """So many bytes from each address, [K, N, B]."""
+    copied = torch.empty((*addresses_KN.shape, size_bytes), dtype=torch.uint8)
+    for place, address in np.ndenumerate(addresses_KN):
+        if size_bytes:
+            ctypes.memmove(copied[place].data_ptr(), int(address), size_bytes)
+    return copied

@@ -5,6 +5,7 @@ Shapes: T query tokens (one), H query heads, K KV heads, G query heads per KV he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention import native
-from h3kv.attention.native import PAGE_DTYPE, TORCH_DTYPES
+from h3kv.attention.native import PAGE_DTYPE, TORCH_DTYPES, RunOffsets
 from h3kv.bench.limit import GIB, ReadLimit, huge_buffer
 from h3kv.bench.measure import Progress, Rounds, seconds_of
 from h3kv.bench.results import Results
-from h3kv.core.layout import PageLayout, SlabLayout
+from h3kv.core.layout import SCALES_BYTES, PageLayout, SlabLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
-from h3kv.core.types import DType
+from h3kv.core.types import DType, Encoding
 
 TOKENS: Final = 16_384
 BLOCKS: Final = TOKENS // BLOCK_TOKENS
@@ -42,16 +43,18 @@ class Geometry:
 
 GEOMETRIES: Final = (Geometry(9, 3, 64), Geometry(32, 8, 128))
 DTYPES: Final = (DType.BF16, DType.FP32)
+CODES: Final = (Encoding.INT8, Encoding.K8V4, Encoding.INT4)
+"""Measured with the queries of a model in bf16."""
 
 
 def run(results: Results, *, repetitions: int, progress: Progress, cycle_bytes: int = GIB) -> None:
-    """Measure every type and geometry.
+    """Measure every type, encoding and geometry.
 
     Args:
         results: receives `attend.*`.
         repetitions: of every contestant.
         progress: told what is being measured.
-        cycle_bytes: pages that one repetition reads; a smaller number than the default measures the cache. Twice as
+        cycle_bytes: slabs that one repetition reads; a smaller number than the default measures the cache. Twice as
             much memory is needed.
     """
     pages = huge_buffer(cycle_bytes)
@@ -61,6 +64,11 @@ def run(results: Results, *, repetitions: int, progress: Progress, cycle_bytes: 
         for geometry in GEOMETRIES:
             progress(f"attend {dtype} {geometry.label}: {repetitions} repetitions")
             _measure(results, dtype, geometry, pages=pages, plain=plain, limit=limit, repetitions=repetitions)
+    for encoding in CODES:
+        for geometry in GEOMETRIES:
+            progress(f"attend {encoding} {geometry.label}: {repetitions} repetitions")
+            layout = SlabLayout(PageLayout(DType.BF16, geometry.head_dim, encoding), geometry.kv_heads)
+            _measure_codes(results, geometry, layout, pages=pages, limit=limit, repetitions=repetitions)
 
 
 def _measure(
@@ -99,36 +107,71 @@ def _measure(
     results.put(f"{name}.vs_sdpa", rounds.ratio("attend", "sdpa"))
 
 
+def _measure_codes(
+    results: Results, geometry: Geometry, layout: SlabLayout, *, pages: Tensor, limit: ReadLimit, repetitions: int
+) -> None:
+    tables = _tables(pages, layout)
+    _fill_codes(tables, layout)
+    page = layout.page
+    read_bytes = page.keys_bytes + page.values_bytes + page.nibbles_bytes + SCALES_BYTES
+    table_bytes = layout.kv_heads * BLOCKS * read_bytes
+    q_THD = torch.randn(1, geometry.heads, geometry.head_dim).bfloat16()
+
+    def attend() -> float:
+        work = seconds_of(lambda: [native.attend(q_THD, t, layout=page, position=TOKENS) for t in tables])
+        return len(tables) * table_bytes / work
+
+    attend()
+    rounds = Rounds.run({"limit": limit.bytes_per_second, "attend": attend}, repetitions=repetitions)
+    name = f"attend.{page.encoding}.{geometry.label}"
+    results.put(f"{name}.gb_per_s", rounds.median("attend") / 1e9)
+    results.put(f"{name}.read_limit_gb_per_s", rounds.median("limit") / 1e9)
+    results.put(f"{name}.bandwidth_fraction", rounds.ratio("attend", "limit"))
+
+
 def _fill(buffer: Tensor, dtype: torch.dtype) -> None:
     """Normal numbers everywhere; 16 MiB of them, repeated."""
     sample = torch.randn((16 << 20) // dtype.itemsize).to(dtype).view(torch.uint8)
     buffer.view(-1, sample.numel()).copy_(sample.expand(buffer.numel() // sample.numel(), -1))
 
 
+def _fill_codes(tables: list[NDArray[Any]], layout: SlabLayout) -> None:
+    """Normal numbers, coded; the same tokens in every sequence."""
+    k_TKD, v_TKD = (torch.randn(TOKENS, layout.kv_heads, layout.page.head_dim).bfloat16() for _ in range(2))
+    for table_KN in tables:
+        native.append(k_TKD, v_TKD, table_KN, layout=layout.page, index=0)
+
+
 def _tables(pages: Tensor, layout: SlabLayout) -> list[NDArray[Any]]:
     """Page tables of as many sequences as fit the buffer, slab after slab as a store lays them."""
     slab_bytes = layout.size_bytes(SEGMENT_BLOCKS_MAX)
     slabs = BLOCKS // SEGMENT_BLOCKS_MAX
-    offsets_KB = np.array(
-        [
-            [layout.page_offset(block, head, blocks=SEGMENT_BLOCKS_MAX) for block in range(SEGMENT_BLOCKS_MAX)]
-            for head in range(layout.kv_heads)
-        ],
-        dtype=np.uint64,
-    )
+    offsets = _offsets(layout)
     tables = []
     for sequence in range(pages.numel() // (slabs * slab_bytes)):
         table_KN = np.zeros((layout.kv_heads, BLOCKS), dtype=PAGE_DTYPE)
         for slab in range(slabs):
-            base = pages.data_ptr() + (sequence * slabs + slab) * slab_bytes
-            table_KN["keys"][:, slab * SEGMENT_BLOCKS_MAX : (slab + 1) * SEGMENT_BLOCKS_MAX] = offsets_KB + np.uint64(
-                base
-            )
-        table_KN["values"] = table_KN["keys"] + np.uint64(layout.page.keys_bytes)
+            address = pages.data_ptr() + (sequence * slabs + slab) * slab_bytes
+            native.write_addresses(table_KN, slab * SEGMENT_BLOCKS_MAX, address, offsets, layout=layout.page)
         table_KN["first"] = np.arange(BLOCKS) * BLOCK_TOKENS
         table_KN["count"] = BLOCK_TOKENS
         tables.append(table_KN)
     return tables
+
+
+def _offsets(layout: SlabLayout) -> RunOffsets:
+    """Of all pages of a full slab."""
+
+    def each(offset_of: Callable[..., int]) -> NDArray[np.uint64]:
+        return np.array(
+            [
+                [offset_of(block, head, blocks=SEGMENT_BLOCKS_MAX) for block in range(SEGMENT_BLOCKS_MAX)]
+                for head in range(layout.kv_heads)
+            ],
+            dtype=np.uint64,
+        )
+
+    return RunOffsets(each(layout.page_offset), each(layout.plane_offset))
 
 
 def _sequences(plain: Tensor, geometry: Geometry, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

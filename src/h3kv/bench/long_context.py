@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from h3kv.bench import sealing
+from h3kv.bench import codec, sealing
 from h3kv.bench.contestants import Contestant, open_peers
 from h3kv.bench.injected import TiledKv
 from h3kv.bench.limit import ReadLimit
@@ -26,6 +26,7 @@ from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import (
     TieredSetting,
     TokenCaps,
+    kv_bytes,
     kv_layout,
     label,
     load_reaching,
@@ -39,6 +40,7 @@ from h3kv.core.layout import SCALES_BYTES
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import DType, Encoding
+from h3kv.engine.page_cache import PageCacheStatistics
 from h3kv.engine.pool import SETTLE_NS
 from h3kv.models.export import export_folder
 from h3kv.models.loader import LoadedModel
@@ -46,6 +48,12 @@ from h3kv.node import Node
 from h3kv.tiers.index_store import IndexStore
 
 PEER_STEPS: Final = 8
+
+WARM_STEPS: Final = 8
+"""Until the page cache holds what steps take again."""
+
+PAGE_SHARE: Final = 3
+"""Part of HOST that is the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,9 @@ def run(
     _retrieval(results, shared)
     _cold(results, shared)
     sealing.run(results, model, source, repetitions=setting.repetitions, progress=setting.progress)
+    with store_folder(setting) as folder:
+        layout = kv_layout(model, Encoding.RAW)
+        codec.run(results, codec.Setting(folder, layout, 4, setting.repetitions, setting.progress))
 
 
 def _exact(results: Results, shared: _Shared, *, peer_python: str | None, peers: bool) -> None:
@@ -129,15 +140,15 @@ def _exact(results: Results, shared: _Shared, *, peer_python: str | None, peers:
             step_bytes = weight_bytes(shared.model) + _exact_bytes(shared.model, sequence.kv.tokens)
             rounds.add("limit", step_bytes / bandwidth * 1e3)
             contestants: list[str | Contestant] = ["h3", *peer]
-            for contestant in turns(contestants, repetition):
-                if isinstance(contestant, str):
+            for one in turns(contestants, repetition):
+                if isinstance(one, str):
                     rounds.add("h3", _median_ms(sequence, sizes.steps))
                     setting.progress(
                         f"{name}: {rounds.values['h3'][-1]:.1f} ms, limit {rounds.values['limit'][-1]:.1f}"
                     )
                 else:
-                    rounds.add("peer", statistics.median(contestant.steps(PEER_STEPS)[0]) * 1e3)
-                    setting.progress(f"{name}, {contestant.name}: {rounds.values['peer'][-1]:.1f} ms")
+                    rounds.add("peer", statistics.median(one.steps(PEER_STEPS)[0]) * 1e3)
+                    setting.progress(f"{name}, {one.name}: {rounds.values['peer'][-1]:.1f} ms")
     prefix = f"decode.{label(sizes.exact_tokens)}.k8v4"
     results.put(f"{prefix}.ms", rounds.median("h3"))
     results.put(f"{prefix}.over_limit", rounds.ratio("h3", "limit"))
@@ -174,38 +185,75 @@ def _retrieval(results: Results, shared: _Shared) -> None:
 
 
 def _cold(results: Results, shared: _Shared) -> None:
-    """Retrieval with most pages in the cold store, against all of them in HOST."""
+    """Retrieval with most pages in the cold store, with and without reading ahead, against all of them in HOST."""
     setting, sizes = shared.setting, shared.sizes
     tokens = sizes.retrieval_tokens
     rounds = Rounds()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(store_folder(setting))
         all_host = dataclasses.replace(sizes.caps, host_tokens=tokens + 4 * SEGMENT_TOKENS_MAX)
-        layout = kv_layout(shared.model, Encoding.K8V4)
-        index_bytes = (tokens // SEGMENT_TOKENS_MAX + 2) * layout.layers * IndexStore.layer_bytes(layout)
-        nodes = {
-            "host": open_tiered(shared.model, all_host, store=None, encoding=Encoding.K8V4),
-            "cold": open_tiered(
-                shared.model,
-                sizes.caps,
-                store=store,
-                store_tokens=tokens + 4 * SEGMENT_TOKENS_MAX,
-                encoding=Encoding.K8V4,
-                index_bytes=index_bytes,
-            ),
-        }
+        nodes = {"host": open_tiered(shared.model, all_host, store=None, encoding=Encoding.K8V4)}
+        for name in ("cold", "cold_unread"):
+            store = stack.enter_context(store_folder(setting))
+            nodes[name] = _open_cold(shared, store, reads_ahead=name == "cold")
         sequences = {}
         for name, node in nodes.items():
             stack.enter_context(node)
             sequences[name] = stack.enter_context(_filled(node, shared, tokens))
             sequences[name].kv.retrieval = sizes.retrieval
+            for _ in range(WARM_STEPS):
+                sequences[name].step()
+        before = {name: _page_statistics(node) for name, node in nodes.items() if name != "host"}
         for repetition in range(setting.repetitions):
             for name in turns(sequences, repetition):
-                rounds.add(name, _median_ms(sequences[name], sizes.steps))
+                seconds = [sequences[name].step() for _ in range(sizes.steps)]
+                rounds.add(name, statistics.median(seconds) * 1e3)
+                rounds.add(f"{name} whole", sum(seconds))
                 setting.progress(f"decode {label(tokens)}, pages {name}: {rounds.values[name][-1]:.1f} ms a token")
+        for name, old in before.items():
+            prefix = "decode.cold" if name == "cold" else "decode.cold.without_prefetch"
+            whole_s = sum(rounds.values[f"{name} whole"])
+            _put_pages(results, prefix, old, _page_statistics(nodes[name]), seconds=whole_s)
     results.put("decode.cold.ms", rounds.median("cold"))
     results.put("decode.cold.host_ms", rounds.median("host"))
     results.put("decode.cold.speed_fraction", rounds.ratio("host", "cold"))
+    results.put("decode.cold.prefetch_speedup", rounds.ratio("cold_unread", "cold"))
+
+
+def _open_cold(shared: _Shared, store: Path, *, reads_ahead: bool) -> Node:
+    sizes, layout = shared.sizes, kv_layout(shared.model, Encoding.K8V4)
+    tokens = sizes.retrieval_tokens + 4 * SEGMENT_TOKENS_MAX
+    # A cap in tokens means their bytes in bf16, whatever the encoding.
+    host_tokens = sizes.caps.host_tokens * kv_layout(shared.model).block_bytes // layout.block_bytes
+    return open_tiered(
+        shared.model,
+        dataclasses.replace(sizes.caps, host_tokens=host_tokens),
+        store=store,
+        store_tokens=tokens,
+        encoding=Encoding.K8V4,
+        index_bytes=tokens // SEGMENT_TOKENS_MAX * layout.layers * IndexStore.layer_bytes(layout),
+        page_cache_bytes=kv_bytes(layout, host_tokens) // PAGE_SHARE,
+        reads_pages_ahead=reads_ahead,
+    )
+
+
+def _page_statistics(node: Node) -> PageCacheStatistics:
+    assert node.pool.pages is not None
+    return node.pool.pages.statistics()
+
+
+def _put_pages(
+    results: Results, prefix: str, before: PageCacheStatistics, after: PageCacheStatistics, *, seconds: float
+) -> None:
+    """What taking pages cost between two moments."""
+    new, old = after.units, before.units
+    taken = new.hits + new.late + new.misses - old.hits - old.late - old.misses
+    results.put(f"{prefix}.stall_fraction", (after.stall_ns - before.stall_ns) / 1e9 / seconds)
+    results.put(f"{prefix}.selected_attended", 1 - (after.absent - before.absent) / max(taken, 1))
+    results.put(f"{prefix}.demand_misses", (new.misses - old.misses) / max(taken, 1))
+    results.put(f"{prefix}.late", (new.late - old.late) / max(taken, 1))
+    results.put(f"{prefix}.page_wait_us_p50", after.waits.p50_ns / 1e3)
+    results.put(f"{prefix}.page_wait_us_p99", after.waits.p99_ns / 1e3)
+    results.put(f"{prefix}.page_wait_us_sd", after.waits.sd_ns / 1e3)
 
 
 @contextlib.contextmanager

@@ -81,6 +81,8 @@ def open_tiered(
     store_tokens: int = 0,
     encoding: Encoding = Encoding.RAW,
     index_bytes: int | None = None,
+    page_cache_bytes: int = 0,
+    reads_pages_ahead: bool = True,
 ) -> Node:
     """A node with tiering on.
 
@@ -91,6 +93,8 @@ def open_tiered(
         store_tokens: that the cold store has room for.
         encoding: of keys and values. Caps count tokens of this encoding.
         index_bytes: cap of the index region; None: the least.
+        page_cache_bytes: part of HOST for single pages.
+        reads_pages_ahead: whether they are read before they are asked for.
     """
     layout = kv_layout(model, encoding)
     place = None
@@ -99,7 +103,13 @@ def open_tiered(
         place = ColdPlace(store, ColdStoreConfig(capacity_bytes))
     tiers = TierConfig(
         HostStoreConfig(kv_bytes(layout, caps.host_tokens)),
-        TieringConfig(window_tokens=caps.window_tokens, chunk_tokens=caps.chunk_tokens, index_bytes=index_bytes),
+        TieringConfig(
+            window_tokens=caps.window_tokens,
+            index_bytes=index_bytes,
+            page_cache_bytes=page_cache_bytes,
+            reads_pages_ahead=reads_pages_ahead,
+            chunk_tokens=caps.chunk_tokens,
+        ),
         place,
     )
     device = DeviceStoreConfig(kv_bytes(layout, caps.device_tokens))

@@ -12,8 +12,7 @@ from rich.table import Table
 from h3kv.bench.results import Results
 from h3kv.cli.session import apply_runtime
 from h3kv.config import CONFIG_FILE, Settings
-from h3kv.core.types import DType, Encoding
-from h3kv.models import load_model
+from h3kv.core.types import Encoding
 from h3kv.quality import suite
 from h3kv.quality.calibration import Calibration, Verdict, calibrate
 from h3kv.quality.choice import LossLimit
@@ -21,6 +20,7 @@ from h3kv.quality.documents import read_documents
 from h3kv.quality.measuring import FULL, QUICK
 from h3kv.quality.settings_file import write_settings
 from h3kv.quality.variants import Variant, retrieval
+from h3kv.quality.weights import load_rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,7 @@ def calibrate_quality(
     """
     console = _start(settings)
     documents = read_documents(texts)
-    dtype = DType.BF16 if settings.model.dtype == "auto" else DType(settings.model.dtype)
-    model = load_model(settings.model.source, dtype=dtype)
+    model = load_rounded(settings.model.source)
     sizes = QUICK if quick else FULL
     found = calibrate(model, documents, limit=limit, sizes=sizes, progress=console.print)
     console.print(verdict_table("calibration text", found.calibrated))

@@ -17,7 +17,7 @@ from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.progress import StageProgress
 from h3kv.cli.sizing import Surroundings, asks_for_tiers, cold_place, device_store, tiers_behind
 from h3kv.cli.tier_report import fallbacks
-from h3kv.config import AttentionSettings, ModelSettings, RuntimeSettings, Settings
+from h3kv.config import ModelSettings, RuntimeSettings, Settings
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.retrieval import RetrievalSetting
@@ -193,41 +193,47 @@ def open_node(model: LoadedModel, settings: Settings, clock: MonotonicClock) -> 
     return Node.open(
         model,
         store=device,
-        tiers=tiers_behind(
-            settings, layout, surroundings, device=device, context_tokens=model.config.max_context
-        ),
-        engine=EngineConfig(settings.engine.chunk_tokens, retrieval_setting(settings.attention, model.config)),
+        tiers=tiers_behind(settings, layout, surroundings, device=device, context_tokens=model.config.max_context),
+        engine=EngineConfig(settings.engine.chunk_tokens, retrieval_setting(settings, model.config)),
         encoding=encoding,
         clock=clock,
     )
 
 
-def retrieval_setting(settings: AttentionSettings, model: ModelConfig) -> RetrievalSetting | None:
+def retrieval_setting(settings: Settings, model: ModelConfig) -> RetrievalSetting | None:
     """What retrieval mode asks for; None in exact mode.
 
     Raises:
-        ConfigError: an encoding that has no index, or a layer that the model does not have.
+        ConfigError: an encoding that has no index, a store whose slabs are wrapped, or a layer that the model does not
+            have.
     """
-    if settings.mode == "exact":
+    attention = settings.attention
+    if attention.mode == "exact":
         return None
-    if not Encoding(settings.encoding).is_clustered:
+    if not Encoding(attention.encoding).is_clustered:
         raise ConfigError(
-            f"attention.mode = 'retrieval' with attention.encoding = {settings.encoding!r}: only k8v4 and int4 have an "
+            f"attention.mode = 'retrieval' with attention.encoding = {attention.encoding!r}: only k8v4 and int4 have an "
             "index; choose one of them, or the exact mode",
             field="attention.encoding",
         )
-    strange = next((layer for layer in settings.dense_layers if layer >= model.layers), None)
+    if settings.nvme.wrap != "none":
+        raise ConfigError(
+            f"attention.mode = 'retrieval' with nvme.wrap = {settings.nvme.wrap!r}: retrieval reads single pages, and "
+            "wrapped slabs are read whole; choose nvme.wrap none, or the exact mode",
+            field="nvme.wrap",
+        )
+    strange = next((layer for layer in attention.dense_layers if layer >= model.layers), None)
     if strange is not None:
         raise ConfigError(
             f"attention.dense_layers names layer {strange}: the model has {model.layers}, counted from 0",
             field="attention.dense_layers",
         )
     return RetrievalSetting(
-        budget_tokens=settings.budget_tokens,
-        dense_layers=settings.dense_layers,
-        shortlist_share=settings.shortlist_share,
-        best_effort=settings.best_effort,
-        recall_every=settings.recall_every,
+        budget_tokens=attention.budget_tokens,
+        dense_layers=attention.dense_layers,
+        shortlist_share=attention.shortlist_share,
+        best_effort=attention.best_effort,
+        recall_every=attention.recall_every,
     )
 
 

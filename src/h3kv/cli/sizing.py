@@ -23,6 +23,9 @@ KV_SHARE_AUTO: Final = 0.5
 """Share of the available memory that `auto` takes once the model is loaded. The rest is for prefill's scratch, other
 processes and the cache of files."""
 
+PAGE_SHARE: Final = 3
+"""In retrieval mode, the part of the HOST cap that keeps single pages of the cold store."""
+
 NEW_STORE_BYTES: Final = 8 << 30
 """Cap of a store that is made without one: 370,000 tokens of SmolLM2-135M in bf16, 65,000 of a Llama of 8B."""
 
@@ -92,6 +95,7 @@ def tiers_behind(
     tiering = TieringConfig(
         window_tokens=settings.device.window_tokens,
         staging_bytes=settings.host.staging_bytes,
+        page_cache_bytes=cap_bytes(cap, layout) // PAGE_SHARE if settings.attention.mode == "retrieval" else 0,
         index_bytes=_index_bytes(settings, layout, context_tokens=context_tokens),
         chunk_tokens=settings.engine.chunk_tokens,
     )
@@ -123,6 +127,9 @@ def cold_place(settings: Settings, layout: CacheLayout) -> ColdPlace | None:
         _, is_there = resolve(nvme.store)
         capacity_bytes = None if is_there else NEW_STORE_BYTES
     config = ColdStoreConfig(
-        capacity_bytes=capacity_bytes, backend=nvme.backend, write_bytes_per_day=nvme.write_bytes_per_day
+        capacity_bytes=capacity_bytes,
+        backend=nvme.backend,
+        wrap=nvme.wrap,
+        write_bytes_per_day=nvme.write_bytes_per_day,
     )
     return ColdPlace(nvme.store, config, nvme.backend)

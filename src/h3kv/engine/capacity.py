@@ -30,7 +30,7 @@ class Capacity:
         home: where segments are written.
         cold: where they may go; None: nowhere.
         index: room for their indexes then; None: they have none.
-        staging_bytes: of the home, taken for slabs on their way from the cold store.
+        apart_bytes: of the home, taken for slabs and pages that are read from the cold store.
         sequences_max: that may run at a time, by the device's room; None: any.
         cold_cure: says what makes the cold store hold so many blocks.
     """
@@ -42,7 +42,7 @@ class Capacity:
         cold: PersistentStore | None,
         index: IndexStore | None,
         *,
-        staging_bytes: int,
+        apart_bytes: int,
         sequences_max: int | None,
         cold_cure: Callable[[int], str],
     ) -> None:
@@ -50,15 +50,15 @@ class Capacity:
         self._home = home
         self._cold = cold
         self._index = index
-        self._staging_bytes = staging_bytes
+        self._apart_bytes = apart_bytes
         self._sequences_max = sequences_max
         self._cold_cure = cold_cure
         self.census = Census()
 
     @property
     def home_blocks(self) -> int:
-        """Blocks of the home over all layers, but for staging."""
-        return (self._home.statistics().capacity_bytes - self._staging_bytes) // self._layout.block_bytes
+        """Blocks of the home over all layers that segments may take."""
+        return (self._home.statistics().capacity_bytes - self._apart_bytes) // self._layout.block_bytes
 
     @property
     def blocks(self) -> int:

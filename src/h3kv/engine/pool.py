@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import ConfigError, SlabCorruptError, SlabError, TierError, TierFullError
+from h3kv.core.errors import ConfigError, SlabCorruptError, SlabError, SlabUnavailableError, TierError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
@@ -22,8 +22,10 @@ from h3kv.core.units import NS_PER_S, describe_size, format_size
 from h3kv.engine.capacity import Capacity
 from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.interrupts import interrupts_deferred
+from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
+from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import KvParts, SequenceKv
 from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
@@ -72,6 +74,10 @@ class TieringConfig:
     slabs of full segments. Enough to keep the disk busy while a layer is computed."""
     index_bytes: int | None = None
     """Cap on indexes of segments whose slabs lie in the cold store alone. None: one for each sequence that may run."""
+    page_cache_bytes: int = 0
+    """Part of the HOST cap that keeps single pages of the cold store for retrieval; 0: none, where nobody retrieves."""
+    reads_pages_ahead: bool = True
+    """Whether pages are read into it before they are asked for."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""
 
@@ -117,13 +123,16 @@ class KvPool:
         self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         self.device_plan = self._plan_device()
         host = home if isinstance(home, HostStore) else None
-        self._staging = self._reserve_staging(host) if cold is not None and host is not None else []
+        is_streaming = cold is not None and host is not None
+        self._staging = self._reserve_staging(host) if host is not None and is_streaming else []
+        page_slots = self._reserve_pages(host) if host is not None and is_streaming else []
+        self._apart = [*self._staging, *page_slots]
         self.capacity = Capacity(
             layout,
             home,
             cold,
             index,
-            staging_bytes=sum(layout.slab.size_bytes(slot.blocks) for slot in self._staging),
+            apart_bytes=sum(layout.slab.size_bytes(slot.blocks) for slot in self._apart),
             sequences_max=None if device is None else self.device_plan.sequences,
             cold_cure=cold_cure or (lambda _: "raise nvme.capacity"),
         )
@@ -135,19 +144,32 @@ class KvPool:
             telemetry=telemetry,
             indexes=self.indexes,
             cold=cold,
-            apart_blocks=sum(slot.blocks for slot in self._staging),
+            apart_blocks=sum(slot.blocks for slot in self._apart),
         )
         headroom = 0 if cold is None else SEGMENT_BLOCKS_MAX
         config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
+        self.pages: PageCache | None = None
         if cold is not None:
             self.placer.serve_fetches(self._end_fetch)
+        if cold is not None and host is not None and page_slots:
+            self.pages = PageCache(
+                cold,
+                host,
+                page_slots,
+                layout=layout,
+                locate=self._locate_cold,
+                clock=clock,
+                telemetry=telemetry,
+                reads_ahead=self._tiering.reads_pages_ahead,
+            )
+            self.segments.serve_pages(self.pages.forget)
         self._parts = KvParts(
             self.segments,
             page_kernels,
             self.stream,
-            None,
+            self.pages,
             telemetry,
             window_blocks=self._tiering.window_tokens // BLOCK_TOKENS,
             is_sealing=host is not None or page_kernels is native,
@@ -241,6 +263,8 @@ class KvPool:
         """Between two steps: take notice of moves that ended, and start others."""
         with interrupts_deferred():
             self.placer.tick()
+            if self.pages is not None:
+                self.pages.report()
 
     def open_private(self) -> SequenceKv:
         """A sequence of unknown length that shares nothing with others.
@@ -280,12 +304,16 @@ class KvPool:
             self._cold.check_integrity()
         if self.stream is not None:
             self.stream.check_integrity()
+        if self.pages is not None:
+            self.pages.check_integrity()
 
     def close(self) -> None:
         """Write what is still to be written, as far as the time allows. Sequences have ended before."""
         self.placer.settle(SETTLE_NS)
         if self.stream is not None:
             self.stream.drain()
+        if self.pages is not None:
+            self.pages.drain()
 
     def _make_window(self) -> Window | None:
         if self._device is None:
@@ -298,15 +326,24 @@ class KvPool:
         is_streamed = self.stream is not None and self.stream.end_fetch(completion)
         return is_streamed or self.indexes.end_fetch(completion)
 
+    def _is_wrapped(self, segment: Segment) -> bool:
+        """Whether a segment lies in the cold store in a form that is only read whole."""
+        assert self._cold is not None or segment.cold_L is None
+        return self._cold is not None and segment.cold_L is not None and self._cold.is_wrapped(segment.cold_L[0])
+
     def _load_indexes(self, mounts: list[Mount], *, retrieves: bool) -> None:
         """Have the indexes in memory that a sequence over these mounts needs. Mounts from one on whose index cannot be
         read are given up: their tokens are computed again.
         """
         for at, mount in enumerate(mounts):
-            is_partial = mount.blocks < mount.segment.clustered_blocks
+            segment = mount.segment
+            is_partial = mount.blocks < segment.clustered_blocks
             if not (retrieves or is_partial):
                 continue
             try:
+                if retrieves and segment.clustered_blocks and self._is_wrapped(segment):
+                    key = SlabKey(segment.id, 0)
+                    raise SlabUnavailableError(f"single pages of segment {key} cannot be read: it is wrapped", key=key)
                 self.indexes.load([mount.segment], poll=self.placer.poll_cold)
             except (TierError, SlabError) as error:
                 if isinstance(error, SlabCorruptError):
@@ -337,6 +374,27 @@ class KvPool:
                 field="host.kv_bytes",
             )
         return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
+
+    def _reserve_pages(self, host: HostStore) -> list[SlotHandle]:
+        """Room of the page cache: what the configuration says, of what one open segment leaves."""
+        if self._tiering.page_cache_bytes == 0 or not self.layout.slab.page.encoding.is_clustered:
+            return []
+        slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
+        free_bytes = host.statistics().free_bytes - SEGMENT_BLOCKS_MAX * self.layout.block_bytes
+        slots = min(self._tiering.page_cache_bytes, free_bytes) // slab_bytes
+        if slots < 1:
+            needed_bytes = host.statistics().capacity_bytes - free_bytes + slab_bytes
+            raise ConfigError(
+                f"staging and one open segment leave no room for a page cache in HOST; raise host.kv_bytes to at least "
+                f"{format_size(needed_bytes)}",
+                field="host.kv_bytes",
+            )
+        return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
+
+    def _locate_cold(self, slab: SlabKey) -> SlotHandle | None:
+        """Where a slab lies in the cold store."""
+        segment = self.segments.find(slab.segment)
+        return None if segment is None or segment.cold_L is None else segment.cold_L[slab.layer]
 
     def _make_stream(self, host: HostStore, clock: Clock) -> SlabStream:
         assert self._cold is not None

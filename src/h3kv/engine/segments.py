@@ -14,7 +14,7 @@ it has any, are in the directory, and it stays after its last unpin until its ro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,6 +114,7 @@ class SegmentTable:
         self._leaving: dict[SegmentId, Segment] = {}
         self._next_id = 1
         self._room_maker: RoomMaker | None = None
+        self._forget_pages: Callable[[SegmentId], None] = lambda _: None
         self._events: list[Event] = []
 
     @property
@@ -133,6 +134,10 @@ class SegmentTable:
     def serve_room(self, room_maker: RoomMaker) -> None:
         """Say who makes room from now on. Without one, a full home refuses."""
         self._room_maker = room_maker
+
+    def serve_pages(self, forget: Callable[[SegmentId], None]) -> None:
+        """Say who keeps pages of segments: it hears when a segment leaves the cold store."""
+        self._forget_pages = forget
 
     def take_events(self) -> list[Event]:
         """What happened to sealed segments since the last call, for the policy."""
@@ -295,6 +300,7 @@ class SegmentTable:
         if segment.cold_L is not None and self.cold is not None:
             self.cold.release(segment.cold_L)
             segment.cold_L = None
+            self._forget_pages(segment.id)
             segment.version += 1
 
     def statistics(self) -> SegmentStatistics:

@@ -20,7 +20,6 @@ from torch import Tensor
 from h3kv.attention import sealing
 from h3kv.attention.page_table import PageRun
 from h3kv.attention.paged import PagedCache, PageKernels
-from h3kv.attention.retriever import PageSource
 from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
@@ -28,6 +27,8 @@ from h3kv.core.ports import Telemetry
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
 from h3kv.engine.capacity import Census
+from h3kv.engine.page_cache import PageCache
+from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Phase, Segment
 from h3kv.engine.segments import SegmentTable
@@ -57,8 +58,8 @@ class KvParts:
     page_kernels: PageKernels
     stream: SlabStream | None
     """Gives what lies in the cold store; None where there is none."""
-    pages: PageSource | None
-    """Gives single pages that lie there."""
+    pages: PageCache | None
+    """Keeps single pages that lie there."""
     telemetry: Telemetry
     """Receives the bytes that leave windows."""
     window_blocks: int
@@ -111,7 +112,6 @@ class SequenceKv:
             self._segments.layout,
             pages=16,
             source=parts.stream,
-            page_source=parts.pages,
             window_tokens=parts.window_blocks * BLOCK_TOKENS,
         )
         # The first block that was computed under retrieval: its KV is of another class than what others look for.
@@ -152,6 +152,11 @@ class SequenceKv:
 
     @retrieval.setter
     def retrieval(self, setting: RetrievalSetting | None) -> None:
+        if setting is not None and setting != self.cache.retrieval and self._parts.pages is not None:
+            self._parts.pages.check_budget(setting.budget_tokens)
+            patience_ns = PATIENCE_NS if setting.best_effort else None
+            layers = self._segments.layout.layers
+            self.cache.page_source = PageLane(self._parts.pages, layers, patience_ns=patience_ns)
         self.cache.retrieval = setting
         if setting is not None and self._retrieved_from is None:
             self._retrieved_from = self.blocks

@@ -37,6 +37,9 @@ class ViewableStore(Protocol):
 SLOTS_MIN: Final = ATTEND_BATCH_PAGES
 """Attention reads pages in batches of four, and slabs of one page each may make up a batch: all are held together."""
 
+FETCHES_MAX: Final = 16
+"""Slabs on their way at a time: they fill a disk's bandwidth, more only wait for each other."""
+
 FILL_SHARE: Final = 4
 """Fetches start when this part of the slots is free, so that many share the cost of starting."""
 
@@ -259,7 +262,7 @@ class SlabStream:
         ahead = len(self._plan) if self._repeats else max(len(self._plan) - self._next, 0)
         for _ in range(ahead):
             slab = self._plan[self._next % len(self._plan)]
-            if len(wanted) == len(self._free):
+            if len(wanted) == len(self._free) or len(wanted) + len(self._fetching) >= FETCHES_MAX:
                 break
             self._next += 1
             if slab in self._fetching or slab in self._ready or slab in self._taken or slab in wanted:

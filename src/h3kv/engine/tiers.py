@@ -27,8 +27,8 @@ REGISTERED_BYTES_MAX = 1 << 30
 """Registering memory with the kernel commits all of it. Of a larger HOST tier only the staging slots are registered,
 which lie at its beginning; the rest is committed as it fills."""
 
-IO_DEPTH = 16
-"""Reads and writes in flight: bulk reads of whole slabs fill a disk's bandwidth with fewer."""
+IO_DEPTH = 128
+"""Reads and writes in flight: single pages need as many to keep a disk busy; `SlabStream` uses fewer for whole slabs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def calibrate(
     """Measure, choose, verify.
 
     Args:
-        model: in the element type in which it will run.
+        model: as `load_rounded` gives it.
         documents: of the text.
         limit: of the loss.
         sizes: of each run.

@@ -35,6 +35,22 @@ NAMES: Final = (
     "Pellingford",
 )
 
+_ADJECTIVES: Final = (
+    "amber ancient bitter bronze clever copper crimson distant early eager fallen frozen gentle "
+    "golden hidden hollow humble ivory jolly lonely marble misty narrow noble pale patient proud "
+    "quiet rapid rusty scarlet silent silver simple sleepy solemn velvet violet winter young"
+)
+
+_NOUNS: Final = (
+    "anchor badger barrel beacon candle castle cedar comet dragon eagle falcon fiddle garden hammer "
+    "harbor kettle ladder lantern lemon meadow mirror needle orchid otter pepper pigeon pillow "
+    "rabbit ribbon saddle shadow spider temple thistle tunnel turtle walnut willow window"
+)
+ADJECTIVES: Final = tuple(_ADJECTIVES.split())
+
+NOUNS: Final = tuple(_NOUNS.split())
+"""With an adjective each, names of lines."""
+
 FACTS: Final = (
     Fact(
         "The lighthouse of {name} was built by",

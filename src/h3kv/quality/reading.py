@@ -1,4 +1,4 @@
-"""How many bytes attention reads of the cold context, as a share of the bytes of its plain numbers.
+"""How many bytes attention reads of the cold context, as a share of what it takes in bf16.
 
 Cold is what lies behind the window and the sinks. Exact attention reads every cold token whole: codes and scales.
 Retrieval reads planes and summaries, the chosen clusters, and tokens outside the window that are in no index.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Final
 
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.core.layout import SCALES_BYTES, CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SINK_BLOCKS
 
-SINK_TOKENS = SINK_BLOCKS * BLOCK_TOKENS
+SINK_TOKENS: Final = SINK_BLOCKS * BLOCK_TOKENS
+
+PLAIN_BYTES: Final = 2
+"""Of a number in bf16, whatever element type runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Reading:
     """What decode steps read of cold tokens, over all layers and KV heads."""
 
     plain_bytes: float = 0.0
-    """What the cold tokens take in the element type that runs, once for each step."""
+    """What the cold tokens take in bf16, once for each step."""
     read_bytes: float = 0.0
     """Bytes that were used: planes, summaries, clusters, and tokens that are read exactly."""
     page_bytes: float = 0.0
@@ -54,12 +58,17 @@ class Reading:
         return self.recall_sum / self.recall_count if self.recall_count else None
 
 
-def exact_share(layout: CacheLayout) -> float:
-    """Share of a token's plain bytes that exact attention reads: keys, values and scales, no places or summaries."""
+def plain_token_bytes(layout: CacheLayout) -> int:
+    """Bytes of one token's keys and values in bf16, of one layer."""
+    return 2 * layout.slab.kv_heads * layout.slab.page.head_dim * PLAIN_BYTES
+
+
+def exact_token_bytes(layout: CacheLayout) -> float:
+    """What exact attention reads of one token in one layer: keys, values and scales, no places or summaries."""
     page = layout.slab.page
     scales_bytes = 0 if page.is_raw else SCALES_BYTES
     coded_bytes = page.keys_bytes + page.values_bytes + page.nibbles_bytes + scales_bytes
-    return coded_bytes / (BLOCK_TOKENS * 2 * page.head_dim * page.dtype.size_bytes)
+    return layout.slab.kv_heads * coded_bytes / BLOCK_TOKENS
 
 
 def snapshot(meter: RetrievalMeter) -> RetrievalMeter:
@@ -87,19 +96,17 @@ def read_by_chunk(
         window_tokens: newest of them that are not counted; nor are the sinks.
     """
     cold_tokens = max(tokens - window_tokens - SINK_TOKENS, 0)
-    layer_bytes = layout.token_bytes / layout.layers
-    coded_bytes = layer_bytes * exact_share(layout)
     # The meter counts every row once for each layer that retrieves; the others read all cold tokens.
     retrieving_rows = after.rows - before.rows
     exact_tokens = (rows * layout.layers - retrieving_rows) * cold_tokens
     # It takes the sinks for cold.
     exact_tokens += max(after.exact_tokens - before.exact_tokens - retrieving_rows * SINK_TOKENS, 0)
     scanned_bytes = after.plane_bytes - before.plane_bytes + after.summary_bytes - before.summary_bytes
-    read_bytes = scanned_bytes + coded_bytes * exact_tokens
+    read_bytes = scanned_bytes + exact_token_bytes(layout) * exact_tokens
     return Reading(
-        plain_bytes=rows * cold_tokens * layer_bytes * layout.layers,
+        plain_bytes=rows * cold_tokens * plain_token_bytes(layout) * layout.layers,
         read_bytes=read_bytes + after.cluster_bytes - before.cluster_bytes,
         page_bytes=read_bytes + after.page_bytes - before.page_bytes,
         recall_sum=after.recall_sum - before.recall_sum,
-        recall_count=after.recall_count - before.recall_count,
+        recall_count=after.recalls - before.recalls,
     )

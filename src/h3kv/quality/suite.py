@@ -10,14 +10,14 @@ from rich.console import Console
 
 from h3kv.bench.measure import Progress
 from h3kv.bench.results import Results
-from h3kv.core.types import DType, Encoding
-from h3kv.models.loader import load_model
+from h3kv.core.types import Encoding
 from h3kv.quality.documents import Half, read_documents, take_half
 from h3kv.quality.measuring import FULL, QUICK, Measurement, Point, dropped_share, measure
 from h3kv.quality.plots import require_plots, write_plot
 from h3kv.quality.tables import show
 from h3kv.quality.tasks import Kind
 from h3kv.quality.variants import REFERENCE, Variant, exact, retrieval
+from h3kv.quality.weights import load_rounded
 
 SEED: Final = 11
 
@@ -54,7 +54,7 @@ def run(
 
     Args:
         results: receives `quality.*`.
-        model: folder, file or package, in bf16.
+        model: folder, file or package; its weights are rounded to bf16 and run in fp32.
         texts: files; none: the default text.
         default: what the settings in force choose; None: what was calibrated for the embedded model.
         quick: less of everything.
@@ -68,7 +68,7 @@ def run(
     if plot is not None:
         require_plots()
     documents = read_documents(texts)
-    loaded = load_model(model, dtype=DType.BF16)
+    loaded = load_rounded(model)
     variants = [*(QUICK_VARIANTS if quick else VARIANTS), default or DEFAULT]
     measurement = measure(
         loaded,

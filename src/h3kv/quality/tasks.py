@@ -1,11 +1,11 @@
 """Questions whose answer stands somewhere in a long context: passkeys, one needle of several, key-value lines, facts.
 
-    context   | head of the chat | filler ... needle ... filler |     ends where a full segment does
-    question  | question | end of the turn | beginning of the answer |
+    context   | head | filler ... needle ... filler |     ends where a full segment does
+    question  | question | beginning of the answer |
     answer    | " 48213" |
 
-The beginning of the answer is given, so that the model need only copy: small models know how to do that when they know
-little else. The filler is real text; facts are made up, so that no model knows them.
+Plain text without a chat template, and the answer's beginning is given, so that the model need only copy: small models
+know how to do that when they know little else. The filler is real text; facts are made up, so that no model knows them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import numpy as np
 
 from h3kv.core.errors import ConfigError
 from h3kv.models.tokenizer import Tokenizer
-from h3kv.quality.facts import FACTS, NAMES, Fact
+from h3kv.quality.facts import ADJECTIVES, FACTS, NAMES, NOUNS, Fact
 
-SYSTEM: Final = "You answer questions about the text that the user gives you."
-MARK: Final = "<<context>>"
 KEY_LOW, KEY_HIGH = 10_000, 100_000
 """Keys have five digits."""
 
@@ -38,6 +36,14 @@ class Kind(enum.StrEnum):
     """Nothing but lines of key and value, one of them asked."""
     QUESTIONS = "questions"
     """Facts inside a document, asked in words."""
+
+
+HEADS: Final = {
+    Kind.PASSKEY: "There is an important pass key hidden in this text. Remember it.\n\n",
+    Kind.NEEDLES: "There are important pass keys of several towns hidden in this text. Remember them.\n\n",
+    Kind.LINES: "This is a list of names with a number each. Remember them.\n\n",
+    Kind.QUESTIONS: "There are notes on several towns in this text. Remember them.\n\n",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,6 @@ class TaskMaker:
         self._tokenizer = tokenizer
         self._filler = filler
         self._chance = np.random.default_rng(seed)
-        self._head = tokenizer.encode(self._turn("").partition(MARK)[0])
 
     def passkeys(self, tokens: int, *, depths: int) -> list[Task]:
         """One task for each depth, evenly from the beginning to the end."""
@@ -107,37 +112,41 @@ class TaskMaker:
         return tasks
 
     def lines(self, tokens: int, *, asked: int, contexts: int) -> list[Task]:
-        """Contexts of lines `register 48213 holds 90417`, some of them asked."""
+        """Contexts of lines `amber falcon: 90417`, some of them asked."""
         return [self._make_lines(tokens, asked) for _ in range(contexts)]
 
     def _make_lines(self, tokens: int, asked: int) -> Task:
-        per_line = len(self._tokenizer.encode(_line(KEY_LOW, KEY_LOW)))
-        count = (tokens - len(self._head)) // per_line
-        keys = self._chance.choice(np.arange(KEY_LOW, KEY_HIGH), size=(2, count), replace=False)
-        pairs = [(int(key), int(value)) for key, value in keys.T]
-        body = [token for pair in pairs for token in self._tokenizer.encode(_line(*pair))]
-        room = tokens - len(self._head) - len(body)
-        context = (*self._head, *self._filler[: max(room, 0)], *body)[:tokens]
-        # Of the lines in the middle of each of as many equal parts.
-        chosen = [pairs[int((part + 0.5) * len(pairs) / asked)] for part in range(asked)]
-        placed = [
-            _Placed("", f"Which value does register {key} hold?", f"register {key} holds", f" {value}")
-            for key, value in chosen
-        ]
+        head = self._tokenizer.encode(HEADS[Kind.LINES])
+        pairs: list[tuple[str, int]] = []
+        lines: list[list[int]] = []
+        for place in self._chance.permutation(len(ADJECTIVES) * len(NOUNS)):
+            name = f"{ADJECTIVES[int(place) % len(ADJECTIVES)]} {NOUNS[int(place) // len(ADJECTIVES)]}"
+            value = self._key()
+            line = self._tokenizer.encode(f"{name}: {value}\n")
+            if len(head) + sum(map(len, lines)) + len(line) > tokens:
+                break
+            pairs.append((name, value))
+            lines.append(line)
+        room = tokens - len(head) - sum(map(len, lines))
+        context = [*head, *self._filler[:room], *(token for line in lines for token in line)]
+        # In the middle of each of as many equal parts.
+        chosen = [pairs[int(depth * len(pairs))] for depth in _spread(asked)]
+        placed = [_Placed("", f"What is the number of {name}?", f"{name}:", f" {value}") for name, value in chosen]
         questions = [self._question(one, depth) for one, depth in zip(placed, _spread(asked), strict=True)]
-        return Task(Kind.LINES, context, tuple(questions))
+        return Task(Kind.LINES, tuple(context), tuple(questions))
 
     def _hide(self, kind: Kind, placed: Sequence[_Placed], tokens: int, depths: Sequence[float]) -> Task:
         """A context of exactly so many tokens with these texts at these depths of the filler."""
+        head = self._tokenizer.encode(HEADS[kind])
         hidden = [self._tokenizer.encode(one.text) for one in placed]
-        room = tokens - len(self._head) - sum(map(len, hidden))
+        room = tokens - len(head) - sum(map(len, hidden))
         if room < 0 or room > len(self._filler):
             raise ConfigError(
                 f"a context of {tokens:,} tokens needs {room:,} of filler, and the text has {len(self._filler):,}: "
                 "give more --text",
                 field="text",
             )
-        context, used = list(self._head), 0
+        context, used = list(head), 0
         for text, depth in zip(hidden, depths, strict=True):
             end = round(depth * room)
             context += [*self._filler[used:end], *text]
@@ -147,40 +156,34 @@ class TaskMaker:
         return Task(kind, tuple(context), tuple(questions))
 
     def _question(self, placed: _Placed, depth: float) -> Question:
-        tail = self._turn(f"\n\n{placed.ask}").partition(MARK)[2]
-        tokens = self._tokenizer.encode(f"{tail}{placed.begin}")
+        tokens = self._tokenizer.encode(f"\n\n{placed.ask} {placed.begin}")
         return Question(tuple(tokens), tuple(self._tokenizer.encode(placed.answer)), float(depth))
-
-    def _turn(self, question: str) -> str:
-        body = f"{MARK}{question}"
-        if self._tokenizer.chat_template is None:
-            return f"{body}\n\nAnswer: "
-        return self._tokenizer.apply_chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": body}])
 
     def _passkey(self) -> _Placed:
         key = self._key()
-        text = f"\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n"
+        text = f"\n\nHere is an important message. The pass key is {key}. Remember it. The pass key is {key}.\n\n"
         return _Placed(text, "What is the pass key?", "The pass key is", f" {key}")
 
     def _needle(self, name: str) -> _Placed:
         key = self._key()
-        text = f"\n\nThe pass key of {name} is {key}. Remember it.\n\n"
+        text = f"\n\nThe pass key of {name} is {key}. Remember it. The pass key of {name} is {key}.\n\n"
         return _Placed(text, f"What is the pass key of {name}?", f"The pass key of {name} is", f" {key}")
 
     def _fact(self, fact: Fact, name: str) -> _Placed:
         value = fact.values[int(self._chance.integers(len(fact.values)))]
         begin = fact.statement.format(name=name)
-        return _Placed(f"\n\n{begin} {value}.\n\n", fact.question.format(name=name), begin, f" {value}")
+        return _Placed(
+            f"\n\n{begin} {value}. Remember it. {begin} {value}.\n\n",
+            fact.question.format(name=name),
+            begin,
+            f" {value}",
+        )
 
     def _key(self) -> int:
         return int(self._chance.integers(KEY_LOW, KEY_HIGH))
 
     def _names(self, count: int) -> list[str]:
         return [NAMES[int(index)] for index in self._chance.permutation(len(NAMES))[:count]]
-
-
-def _line(key: int, value: int) -> str:
-    return f"register {key} holds {value}\n"
 
 
 def _spread(count: int) -> list[float]:

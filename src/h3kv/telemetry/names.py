@@ -53,6 +53,10 @@ RETRIEVAL_READ_BYTES: Final = "h3_retrieval_read_bytes_total"
 ATTEND_RECALL: Final = "h3_attend_recall"
 INDEX_CAPACITY: Final = "h3_index_capacity_bytes"
 INDEX_USED: Final = "h3_index_used_bytes"
+PAGE_CACHE_CAPACITY: Final = "h3_page_cache_capacity_bytes"
+PAGE_CACHE_TAKEN: Final = "h3_page_cache_taken_pages_total"
+PAGE_CACHE_READ_AHEAD: Final = "h3_page_cache_read_ahead_pages_total"
+PAGE_CACHE_STALL: Final = "h3_page_cache_stall_seconds_total"
 TTFT: Final = "h3_time_to_first_token_seconds"
 ITL: Final = "h3_inter_token_seconds"
 
@@ -113,6 +117,22 @@ _DECLARED = (
     ),
     Metric(INDEX_CAPACITY, Kind.GAUGE, "bytes", (), "Cap of the index region."),
     Metric(INDEX_USED, Kind.GAUGE, "bytes", (), "Bytes of indexes of segments that lie in the cold store alone."),
+    Metric(PAGE_CACHE_CAPACITY, Kind.GAUGE, "bytes", (), "Part of the host cap that single pages from NVMe lie in."),
+    Metric(
+        PAGE_CACHE_TAKEN,
+        Kind.COUNTER,
+        "pages",
+        ("outcome",),
+        "Pages from NVMe that layers took: ready, late (still being read ahead), missed (read only then).",
+    ),
+    Metric(
+        PAGE_CACHE_READ_AHEAD,
+        Kind.COUNTER,
+        "pages",
+        ("outcome",),
+        "Pages read ahead: started, useful (there when they were taken), wasted (given up before).",
+    ),
+    Metric(PAGE_CACHE_STALL, Kind.COUNTER, "seconds", (), "Time in which layers waited for pages from NVMe."),
     Metric(TTFT, Kind.HISTOGRAM, "seconds", (), "From submission to the first token."),
     Metric(ITL, Kind.HISTOGRAM, "seconds", (), "From one token of an answer to the next."),
 )

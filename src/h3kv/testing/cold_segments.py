@@ -28,6 +28,7 @@ from h3kv.core.types import (
 from h3kv.memory.buddy import extent_class
 from h3kv.telemetry.recorder import Recorder
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
+from h3kv.tiers.cold.config import Wrap
 from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.seam import EngineFactory
 
@@ -51,12 +52,14 @@ def open_store(
     write_bytes_per_day: int | None = None,
     day: int = 1,
     engine: EngineFactory | None = None,
+    wrap: Wrap = "none",
 ) -> ColdStore:
     """A store of one area with room for so many units of 16 blocks, unless a cap is given."""
     config = ColdStoreConfig(
-        capacity_bytes=capacity_bytes or capacity_for(LAYOUT, units=units),
+        capacity_bytes=capacity_bytes or capacity_for(layout, units=units),
         write_bytes_per_day=write_bytes_per_day,
         today=lambda: day,
+        wrap=wrap,
     )
     return ColdStore.open(
         place, layout, fingerprint=fingerprint, config=config, telemetry=telemetry or Recorder(), engine=engine

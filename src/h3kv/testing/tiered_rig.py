@@ -52,6 +52,7 @@ def tiered_rig(
     layout: CacheLayout = LAYOUT,
     retrieval: RetrievalSetting | None = None,
     index_segments: int = 8,
+    page_cache_bytes: int = 0,
     on_torch: bool = False,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
@@ -66,6 +67,7 @@ def tiered_rig(
         layout: of the tiny model's KV.
         retrieval: of the answers.
         index_segments: room of the index region, where the encoding has indexes.
+        page_cache_bytes: part of HOST for single pages.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
@@ -103,7 +105,9 @@ def tiered_rig(
             device=device,
             cold=cold,
             index=index,
-            tiering=TieringConfig(window_tokens=WINDOW_TOKENS, chunk_tokens=CHUNK_TOKENS),
+            tiering=TieringConfig(
+                window_tokens=WINDOW_TOKENS, page_cache_bytes=page_cache_bytes, chunk_tokens=CHUNK_TOKENS
+            ),
         )
         stack.callback(pool.close)
         engine = Engine(

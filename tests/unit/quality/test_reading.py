@@ -7,7 +7,7 @@ import pytest
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType, Encoding
-from h3kv.quality.reading import Reading, exact_share, read_by_chunk, snapshot
+from h3kv.quality.reading import Reading, exact_token_bytes, plain_token_bytes, read_by_chunk, snapshot
 
 LAYERS = 2
 
@@ -27,7 +27,7 @@ def layout(encoding: Encoding) -> CacheLayout:
     ],
 )
 def test_exact_attention_reads_codes_and_scales(encoding: Encoding, share: float) -> None:
-    assert exact_share(layout(encoding)) == share
+    assert exact_token_bytes(layout(encoding)) == pytest.approx(share * plain_token_bytes(layout(encoding)))
     found = read_by_chunk(layout(encoding), RetrievalMeter(), RetrievalMeter(), rows=5, tokens=1000, window_tokens=256)
     assert found.plain_bytes == 5 * (1000 - 256 - 64) * 3 * 2 * 64 * 2 * LAYERS
     assert found.share == pytest.approx(share)
@@ -64,3 +64,10 @@ def test_what_lies_in_the_window_is_not_cold() -> None:
         layout(Encoding.RAW), RetrievalMeter(), RetrievalMeter(), rows=1, tokens=300, window_tokens=256
     )
     assert found.share is None
+
+
+def test_bytes_are_shares_of_bf16_whatever_runs() -> None:
+    wide = CacheLayout(SlabLayout(PageLayout(DType.FP32, 64, Encoding.K8V4), kv_heads=3), LAYERS)
+    narrow = layout(Encoding.K8V4)
+    assert exact_token_bytes(wide) == exact_token_bytes(narrow)
+    assert plain_token_bytes(wide) == plain_token_bytes(narrow)

@@ -40,7 +40,7 @@ def test_every_answer_stands_once_behind_its_beginning_or_more(tokenizer: Tokeni
         for task in tasks:
             context = tokenizer.decode(task.context)
             for question in task.questions:
-                begin = tokenizer.decode(question.tokens).rpartition("\n")[2]
+                begin = tokenizer.decode(question.tokens).rpartition("? ")[2]
                 assert f"{begin}{tokenizer.decode(question.answer)}" in context
 
 

@@ -13,9 +13,13 @@ segments are wrapped, other threads do that before the first step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from h3kv.core.errors import TierBrokenError
 from h3kv.core.types import Tier
@@ -31,7 +35,7 @@ from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
-from h3kv.tiers.io import FLUSH, WRITE
+from h3kv.tiers.io import FLUSH, OK, WRITE, describe
 
 _BLANK_BYTES: Final = 1 << 20
 """Of one write of zeros."""
@@ -42,7 +46,7 @@ _STEP_NS: Final = 100 * NS_PER_MS
 BATCH_BYTES_MAX: Final = 256 << 20
 """Of data in one batch, unless one segment is larger: completions do not wait for all of a long queue."""
 
-WRAPPED_BATCH_BYTES_MAX: Final = 64 << 20
+WRAPPED_BATCH_BYTES_MAX: Final = 128 << 20
 """The same where segments are wrapped: their copies take as much memory while a batch runs."""
 
 
@@ -56,6 +60,17 @@ class _Undo:
     """Header cells that are blanked from there on."""
     blocks: int
     """From there on, whose data may belong to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What runs side by side."""
+
+    ops: Sequence[Op] = ()
+    jobs: Sequence[WrapJob] = ()
+    """To be run."""
+    data: Sequence[WrapJob] = ()
+    """That have ended, and whose writes are to be done."""
 
 
 @dataclass(slots=True)
@@ -102,7 +117,7 @@ class Commits:
         self._undo: list[_Undo] = []
         self._undo_is_urgent = False
         self._batch: _Batch | None = None
-        self._steps: Generator[list[Op] | list[WrapJob], None, None] | None = None
+        self._steps: Generator[_Step, None, None] | None = None
         self._serial = volume.superblock.epoch << 32
         self.broken: TierBrokenError | None = None
         """Why nothing more is written."""
@@ -193,23 +208,28 @@ class Commits:
     def _step(self, batch: _Batch) -> bool:
         """Submit the batch's next ops. False: it has ended."""
         assert self._steps is not None
-        ops = None if batch.failure is not None else next(self._steps, None)
+        step = None if batch.failure is not None else next(self._steps, None)
         if batch.failure is not None:
             self.broken = TierBrokenError(
                 f"writing to {self._volume.place.path} failed: {batch.failure}; what it holds can still be read. Check "
                 "the device and its free space, and open the store again",
                 tier=Tier.NVME,
             )
-        if ops is None:
+        if step is None:
             return False
-        batch.open_ops = len(ops)
-        writes = [op for op in ops if isinstance(op, Op)]
-        if writes:
-            self.written_bytes += sum(op.size for op in writes)
-            self._volume.ops.submit(writes, lambda outcome: self._note(batch, outcome))
-        for job in ops:
-            if isinstance(job, WrapJob) and self._codec is not None:
-                self._codec.start(job)
+        data_N = np.concatenate([job.ops_N for job in step.data]) if step.data else None
+        batch.open_ops = len(step.ops) + len(step.jobs) + (0 if data_N is None else data_N.size)
+        if step.ops:
+            self.written_bytes += sum(op.size for op in step.ops)
+            self._volume.ops.submit(step.ops, lambda outcome: self._note(batch, outcome))
+        if data_N is not None:
+            self.written_bytes += int(data_N["size"].sum())
+            first_tag = self._volume.ops.open_array(data_N.size, functools.partial(self._note_array, batch))
+            data_N["tag"] = np.arange(data_N.size, dtype=np.uint64) + np.uint64(first_tag)
+            self._volume.ops.submit_array(data_N)
+        for job in step.jobs:
+            assert self._codec is not None
+            self._codec.start(job)
         return True
 
     def _wrap_jobs(self, batch: _Batch) -> list[WrapJob]:
@@ -223,39 +243,43 @@ class Commits:
         if not outcome.is_good and batch.failure is None:
             batch.failure = outcome
 
-    def _run(self, batch: _Batch) -> Generator[list[Op] | list[WrapJob], None, None]:
+    def _note_array(self, batch: _Batch, _: NDArray[np.int64], results_N: NDArray[np.void]) -> None:
+        batch.open_ops -= results_N.size
+        bad_N = results_N[results_N["status"] != OK]
+        if bad_N.size and batch.failure is None:
+            batch.failure = Outcome(int(bad_N[0]["status"]), describe(bad_N[0]))
+
+    def _run(self, batch: _Batch) -> Generator[_Step, None, None]:
         """The steps of a batch; each is submitted when all of the one before has succeeded."""
         jobs = [] if self._codec is None else self._wrap_jobs(batch)
         if jobs:
-            yield jobs
+            yield _Step(jobs=jobs)
         first = [self._undo_write(undo) for undo in batch.undone]
         claimed, early_bytes = self._room.take_claims(), 0
         if claimed or _overlap(batch.extents, batch.undone):
             first += [op for area in claimed for op in self._blank_writes(area)]
             early_bytes = sum(op.size for op in first)
-            yield first
-            yield [Op(kind=FLUSH)]
+            yield _Step(first)
+            yield _Step([Op(kind=FLUSH)])
             first = [self._claim_write(area) for area in claimed]
         if claimed:
-            yield first
-            yield [Op(kind=FLUSH)]
+            yield _Step(first)
+            yield _Step([Op(kind=FLUSH)])
             first = []
         wanted = [extent for extent in batch.extents if extent.owned_layers]
-        if self._codec is None:
-            data = [op for extent in wanted for op in self._writes.plain(extent)]
-        else:
-            data = [op for job in jobs for op in job.take()]
-        if first or data:
+        data = [op for extent in wanted for op in self._writes.plain(extent)] if self._codec is None else []
+        if first or data or jobs:
+            size = sum(op.size for op in [*first, *data]) + sum(int(job.ops_N["size"].sum()) for job in jobs)
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
-            spent = early_bytes + sum(op.size for op in first + data) + headers_bytes + SECTOR_BYTES
-            yield [*first, *data, self._budget.spend(spent)]
-            if self._codec is not None:
-                self._codec.start(DropJob(data))
-            yield [Op(kind=FLUSH)]
+            spent = self._budget.spend(early_bytes + size + headers_bytes + SECTOR_BYTES)
+            yield _Step([*first, *data, spent], data=jobs)
+            if self._codec is not None and jobs:
+                self._codec.start(DropJob([op for job in jobs for op in job.take_memory()]))
+            yield _Step([Op(kind=FLUSH)])
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
         if whole:
-            yield [self._header_write(extent) for extent in whole]
-            yield [Op(kind=FLUSH)]
+            yield _Step([self._header_write(extent) for extent in whole])
+            yield _Step([Op(kind=FLUSH)])
 
     def _header_write(self, extent: Extent) -> Op:
         self._serial += 1

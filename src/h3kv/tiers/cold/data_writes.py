@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from h3kv.core.types import Move
 from h3kv.tiers.cold.codec import Job
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
-from h3kv.tiers.cold.ops import Op, address_of, aligned_memory
+from h3kv.tiers.cold.ops import Op, address_of, aligned_memory, array_of
 from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.volume import Volume
 from h3kv.tiers.cold.wrap import wrap
-from h3kv.tiers.io import WRITE
+from h3kv.tiers.io import OP_DTYPE, WRITE
 
 
 class DataWrites:
@@ -91,24 +93,27 @@ class WrapJob(Job):
         self._writes = writes
         self._extent = extent
         self._done = done
-        self._ops: list[Op] = []
+        self.ops_N = np.empty(0, dtype=OP_DTYPE)
+        """The writes when it has ended, without tags."""
+        self._keep: list[Op] = []
 
     def run(self) -> None:
         """See `Job.run`. Where memory runs out the slabs are written as they are."""
         try:
-            self._ops = self._writes.wrapped(self._extent)
+            self._keep = self._writes.wrapped(self._extent)
         except (MemoryError, OSError):
             self._extent.wrapped_L[:] = 0
-            self._ops = self._writes.plain(self._extent)
+            self._keep = self._writes.plain(self._extent)
+        self.ops_N = array_of(self._keep)
 
     def end(self) -> None:
         """See `Job.end`."""
         self._done()
 
-    def take(self) -> list[Op]:
-        """The writes, once, after it has ended."""
-        ops, self._ops = self._ops, []
-        return ops
+    def take_memory(self) -> list[Op]:
+        """What must live until the writes have ended, once."""
+        keep, self._keep = self._keep, []
+        return keep
 
 
 class DropJob(Job):

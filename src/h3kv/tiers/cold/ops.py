@@ -38,8 +38,13 @@ class Outcome:
         return self.what
 
 
-UNITS_TAG: Final = 1 << 63
-"""Set in the tags of ops that come as arrays."""
+_ARRAY_TAG: Final = 1 << 63
+"""Set in the tags of ops that come as arrays: then the number of the array, and that of the op in it."""
+
+_INDEX_BITS: Final = 24
+ARRAY_OPS_MAX: Final = 1 << _INDEX_BITS
+
+ArrayEnd = Callable[[NDArray[np.int64], NDArray[np.void]], None]
 
 _DONE: Final = Outcome(OK, "done")
 
@@ -78,6 +83,22 @@ def write_of(offset: int, data: bytes) -> Op:
     return Op(kind=WRITE, offset=offset, address=address_of(memory), size=len(data), keep=memory)
 
 
+def array_of(ops: Sequence[Op], *, first_tag: int = 0) -> NDArray[np.void]:
+    """Ops as the engine takes them: OP_DTYPE, tags one after the other. Their memory is kept by `ops`."""
+    rows = [
+        (tag, it.offset, it.address, it.size, it.crcs, it.page_bytes, it.kind, 0, 0)
+        for tag, it in enumerate(ops, start=first_tag)
+    ]
+    return np.array(rows, dtype=OP_DTYPE)
+
+
+@dataclass(slots=True, eq=False)
+class _Array:
+    end: ArrayEnd
+    left: int
+    keep: object
+
+
 class OpQueue:
     """Hands ops to an engine and each outcome to whom asked. Not thread-safe."""
 
@@ -87,12 +108,14 @@ class OpQueue:
         """Which kind of engine runs."""
         self._next_tag = 1
         self._open: dict[int, tuple[Op, Callable[[Outcome], None]]] = {}
-        self._end_units: Callable[[NDArray[np.void]], None] | None = None
+        self._arrays: dict[int, _Array] = {}
+        self._next_array = 0
+        self._in_arrays = 0
 
     @property
     def in_flight(self) -> int:
         """Ops without an outcome."""
-        return len(self._open)
+        return len(self._open) + self._in_arrays
 
     def submit(self, ops: Sequence[Op], done: Callable[[Outcome], None]) -> None:
         """Start ops; `done` is called once for each, from `poll`."""
@@ -102,34 +125,53 @@ class OpQueue:
         """Start ops, each with a function of its own that is called once, from `poll`."""
         first = self._next_tag
         self._next_tag += len(wanted)
-        ops = [
-            (tag, it.offset, it.address, it.size, it.crcs, it.page_bytes, it.kind, 0, 0)
-            for tag, (it, _) in enumerate(wanted, start=first)
-        ]
         self._open.update(enumerate(wanted, start=first))
-        self._engine.submit(np.array(ops, dtype=OP_DTYPE))
+        self._engine.submit(array_of([op for op, _ in wanted], first_tag=first))
 
-    def serve_units(self, end_units: Callable[[NDArray[np.void]], None]) -> None:
-        """Say who takes the results of `submit_units`, from `poll`."""
-        self._end_units = end_units
+    def open_array(self, count: int, end: ArrayEnd, *, keep: object = None) -> int:
+        """The first tag of so many ops that come as arrays; the others follow it.
 
-    def submit_units(self, ops_N: NDArray[np.void]) -> None:
-        """Start ops of `tiers.io.OP_DTYPE` whose tags have UNITS_TAG set."""
+        Args:
+            count: ops, all of which are to be submitted.
+            end: called from `poll` with the numbers of ops, counted from 0, and their results, RESULT_DTYPE.
+            keep: what must live until all have ended.
+        """
+        number = self._next_array
+        self._next_array += 1
+        self._arrays[number] = _Array(end, count, keep)
+        return _ARRAY_TAG | number << _INDEX_BITS
+
+    def submit_array(self, ops_N: NDArray[np.void]) -> None:
+        """Start ops of `tiers.io.OP_DTYPE` with tags of `open_array`."""
+        self._in_arrays += ops_N.size
         self._engine.submit(ops_N)
 
     def poll(self) -> None:
         """Deliver the outcomes there are. A tag that is not open is a repetition and ignored."""
         results_N = self._engine.poll()
-        if self._end_units is not None and results_N.size:
-            is_unit_N = results_N["tag"] >= UNITS_TAG
-            if is_unit_N.any():
-                self._end_units(results_N[is_unit_N])
-                results_N = results_N[~is_unit_N]
+        if self._arrays and results_N.size:
+            of_array_N = results_N["tag"] >= _ARRAY_TAG
+            if of_array_N.any():
+                self._end_arrays(results_N[of_array_N])
+                results_N = results_N[~of_array_N]
         for result in results_N:
             opened = self._open.pop(int(result["tag"]), None)
             if opened is not None:
                 status = int(result["status"])
                 opened[1](_DONE if status == OK else Outcome(status, describe(result)))
+
+    def _end_arrays(self, results_N: NDArray[np.void]) -> None:
+        tags_N = results_N["tag"] ^ np.uint64(_ARRAY_TAG)
+        number_N = tags_N >> np.uint64(_INDEX_BITS)
+        index_N = (tags_N & np.uint64(ARRAY_OPS_MAX - 1)).astype(np.int64)
+        for number in np.unique(number_N).tolist():
+            mine_N = number_N == number
+            array, ended_N = self._arrays[number], index_N[mine_N]
+            self._in_arrays -= ended_N.size
+            array.left -= ended_N.size
+            if array.left == 0:
+                del self._arrays[number]
+            array.end(ended_N, results_N[mine_N])
 
     def wait(self, timeout_ns: int, *, results: int = 1) -> None:
         """Wait for so many outcomes."""
@@ -152,6 +194,7 @@ class OpQueue:
             self._engine.close()
             self._open_engine = None
             self._open.clear()
+            self._arrays.clear()
 
     @property
     def _engine(self) -> Engine:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from h3kv.core.errors import ConfigError, SlabCorruptError, TierBrokenError, TierClosedError, TierFullError
+from h3kv.core.errors import ConfigError, TierBrokenError, TierClosedError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.ports import EndedReads, FailedRead, Telemetry
@@ -36,6 +35,7 @@ from h3kv.tiers.cold.meter import Meter
 from h3kv.tiers.cold.ops import Outcome
 from h3kv.tiers.cold.record import TWIN_BYTES
 from h3kv.tiers.cold.recovery import belongs, scan_area
+from h3kv.tiers.cold.refusals import budget_spent, given_up, no_room
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.segments import Segments
@@ -168,7 +168,7 @@ class ColdStore:
         self._check_budget(sum(costs))
         offsets = self._room.reserve(sizes)
         if offsets is None:
-            self._raise_full(sum(sizes) * self._geometry.block_bytes)
+            raise no_room(self.path, self.statistics(), sum(sizes) * self._geometry.block_bytes)
         handles = []
         for offset, size, cost in zip(offsets, sizes, costs, strict=True):
             extent = self._segments.extents.open(offset, size)
@@ -193,7 +193,7 @@ class ColdStore:
         reads = []
         for fetch, (extent, layer) in zip(fetches, sources, strict=True):
             if extent.phase is Phase.RETIRED:
-                self._ended.append(Completion(fetch, self._corrupt(fetch.key, extent)))
+                self._ended.append(Completion(fetch, given_up(self.path, fetch.key, extent)))
             else:
                 reads.append(self._fetches.read(fetch, extent, layer))
         self._volume.ops.submit_each([read for read in reads if read is not None])
@@ -227,7 +227,7 @@ class ColdStore:
                 return
             if self._codec.in_flight:
                 self._codec.wait(left_ns)
-            elif self._volume.ops.in_flight or self._commits.is_busy:
+            elif self._volume.ops.in_flight > self._units.in_engine or self._commits.is_busy:
                 self._volume.ops.wait(left_ns, results=self._results_awaited())
             else:
                 return
@@ -264,7 +264,8 @@ class ColdStore:
             left_ns, missing = deadline_ns - time.monotonic_ns(), reads - self._units.ended
             if missing <= 0 or left_ns <= 0 or self._units.in_flight == 0:
                 return
-            self._volume.ops.wait(left_ns, results=min(missing, self._units.in_flight))
+            # Half of what the engine has at most: reads that were held back are to follow before it has none.
+            self._volume.ops.wait(left_ns, results=max(1, min(missing, self._units.in_engine // 2)))
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""
@@ -345,14 +346,7 @@ class ColdStore:
             self._meter.count_corrupt()
         if self._segments.retire(extent):
             self._commits.undo(extent, urgent=True)
-        return self._corrupt(key, extent)
-
-    def _corrupt(self, key: SlabKey, extent: Extent) -> SlabCorruptError:
-        return SlabCorruptError(
-            f"{key} in {self.path} does not match its checksums: its segment of {extent.blocks} blocks is given "
-            "up; compute its tokens again",
-            key=key,
-        )
+        return given_up(self.path, key, extent)
 
     def _free_if_idle(self, extent: Extent) -> None:
         """Hand the room of an extent out again when nobody owns, writes or reads it."""
@@ -371,6 +365,7 @@ class ColdStore:
         self._fetches.hand_over()
         self._codec.poll()
         self._written += self._commits.advance()
+        self._units.top_up()
         for extent in self._units.take_idle():
             self._free_if_idle(extent)
         self._meter.update(self._commits, read_bytes=self._fetches.read_bytes + self._units.read_bytes)
@@ -378,7 +373,7 @@ class ColdStore:
     def _results_awaited(self) -> int:
         """How many results it takes before anything can end: a step of a batch goes on with the last of its own."""
         writes = self._commits.open_ops
-        return writes if writes == self._volume.ops.in_flight and self._units.in_flight == 0 else 1
+        return writes if writes == self._volume.ops.in_flight else 1
 
     def _check_unbroken(self) -> None:
         broken = self._commits.broken
@@ -390,24 +385,7 @@ class ColdStore:
         left = self._budget.left_bytes
         if left is not None and needed_bytes > left:
             self._meter.count_refusal()
-            raise TierFullError(
-                f"{needed_bytes} bytes are over what may still be written to {self.path} today, {max(left, 0)} of "
-                f"{self._budget.limit_bytes} bytes: wait for the next day, or raise nvme.write_bytes_per_day",
-                tier=self.tier,
-                needed_bytes=needed_bytes,
-                free_bytes=max(left, 0),
-            )
-
-    def _raise_full(self, needed_bytes: int) -> NoReturn:
-        statistics = self.statistics()
-        raise TierFullError(
-            f"{needed_bytes} bytes do not fit into {self.path}: {statistics.free_bytes} of "
-            f"{statistics.capacity_bytes} bytes are free, perhaps apart; release something first or raise "
-            "nvme.capacity",
-            tier=self.tier,
-            needed_bytes=needed_bytes,
-            free_bytes=statistics.free_bytes,
-        )
+            raise budget_spent(self.path, self._budget, needed_bytes)
 
     def _check_open(self) -> None:
         if self._is_closed:

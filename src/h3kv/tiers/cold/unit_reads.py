@@ -6,6 +6,8 @@ S slabs of a call.
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +20,7 @@ from h3kv.core.limits import DIRECT_IO_BYTES
 from h3kv.core.types import SlabKey, SlotHandle
 from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent, Phase
-from h3kv.tiers.cold.ops import UNITS_TAG, OpQueue, Outcome
+from h3kv.tiers.cold.ops import ARRAY_OPS_MAX, OpQueue, Outcome
 from h3kv.tiers.cold.segments import Segments
 from h3kv.tiers.io import CHECKSUM_MISMATCH, OK, OP_DTYPE, describe
 
@@ -27,11 +29,12 @@ UNIT_READ_DTYPE: Final = np.dtype(
 )
 """One read, as `PersistentStore.read_units` draws it."""
 
-_INDEX_BITS: Final = 24
-"""Of an op's tag: which read of its call it is. A call has fewer reads, 64 GiB of them."""
-
 _KNOWN_MAX: Final = 1024
 """Tuples of slabs that are remembered: as many as the layers of some sequences."""
+
+AHEAD_IN_FLIGHT_MAX: Final = 256
+"""Reads ahead that the engine holds: it takes ops in order, so that a read that is waited for stands behind so many at
+most, half a millisecond of a fast disk. Further ones are held back here."""
 
 assert UNIT_READ_DTYPE.itemsize == 32
 
@@ -83,17 +86,17 @@ class UnitReads:
         self._segments = segments
         self._check_bytes = np.uint64(check_bytes)
         self._known: dict[int, _Slabs] = {}
-        self._calls: dict[int, _Call] = {}
-        self._next_call = 0
+        self._held: deque[NDArray[np.void]] = deque()
+        self._ahead = 0
         self._tags: list[NDArray[np.uint64]] = []
         self._failed: list[FailedUnit] = []
         self._idle: list[Extent] = []
         self.in_flight = 0
+        self._held_count = 0
         self.ended = 0
         """Reads that `take_ended` would give."""
         self.read_bytes = 0
         """In total, by reads that brought what was written."""
-        ops.serve_units(self._end)
 
     def start(self, handles: Sequence[SlotHandle], reads: memoryview) -> None:
         """See `PersistentStore.read_units`."""
@@ -117,15 +120,40 @@ class UnitReads:
         for extent, count in used:
             extent.fetches += count
         ops_N = np.zeros(reads_N.size, dtype=OP_DTYPE)
-        ops_N["tag"] = np.arange(reads_N.size, dtype=np.uint64) + np.uint64(UNITS_TAG | self._next_call << _INDEX_BITS)
+        call = _Call(slabs, reads_N, used, reads_N.size)
+        first_tag = self._ops.open_array(reads_N.size, functools.partial(self._end, call))
+        ops_N["tag"] = np.arange(reads_N.size, dtype=np.uint64) + np.uint64(first_tag)
         ops_N["offset"] = slabs.offsets_S[index_N] + offset_N
         ops_N["address"], ops_N["size"] = reads_N["target"], reads_N["size"]
         ops_N["crcs"] = slabs.crcs_S[index_N] + offset_N // self._check_bytes * np.uint64(4)
         ops_N["page_bytes"] = self._check_bytes
-        self._calls[self._next_call] = _Call(slabs, reads_N, used, reads_N.size)
-        self._next_call += 1
         self.in_flight += reads_N.size
-        self._ops.submit_units(ops_N)
+        is_ahead_N = reads_N["is_ahead"] != 0
+        if not is_ahead_N.any():
+            self._ops.submit_array(ops_N)
+            return
+        urgent_N, ahead_N = ops_N[~is_ahead_N], ops_N[is_ahead_N]
+        if urgent_N.size:
+            self._ops.submit_array(urgent_N)
+        self._held.append(ahead_N)
+        self._held_count += ahead_N.size
+        self.top_up()
+
+    @property
+    def in_engine(self) -> int:
+        """Reads in flight that are not held back."""
+        return self.in_flight - self._held_count
+
+    def top_up(self) -> None:
+        """Begin reads ahead that were held back, as far as the engine has room for them."""
+        while self._held and self._ahead < AHEAD_IN_FLIGHT_MAX:
+            ops_N, room = self._held.popleft(), AHEAD_IN_FLIGHT_MAX - self._ahead
+            if ops_N.size > room:
+                self._held.appendleft(ops_N[room:])
+                ops_N = np.ascontiguousarray(ops_N[:room])
+            self._ahead += ops_N.size
+            self._held_count -= ops_N.size
+            self._ops.submit_array(ops_N)
 
     def take_ended(self) -> tuple[NDArray[np.uint64], list[FailedUnit]]:
         """Tags of reads that came whole since the last call, and what failed."""
@@ -166,24 +194,15 @@ class UnitReads:
         return slabs
 
     def _check(self, slabs: _Slabs, reads_N: NDArray[np.void]) -> None:
-        assert reads_N.size < 1 << _INDEX_BITS
+        assert reads_N.size < ARRAY_OPS_MAX
         assert int(reads_N["slab"].max()) < len(slabs.handles), "a read names a slab that is not there"
         offset_N, size_N = reads_N["offset"].astype(np.uint64), reads_N["size"].astype(np.uint64)
         assert bool((offset_N + size_N <= slabs.sizes_S[reads_N["slab"]]).all()), "a read goes beyond what was written"
         assert not (offset_N % self._check_bytes).any() and not (size_N % self._check_bytes).any(), "not whole pieces"
         assert bool(size_N.all()) and not (reads_N["target"] % DIRECT_IO_BYTES).any(), "a target is not aligned"
 
-    def _end(self, results_N: NDArray[np.void]) -> None:
-        """Take notice of results, all of them with the mark of these reads in their tags."""
-        tags_N = results_N["tag"] ^ np.uint64(UNITS_TAG)
-        number_N = tags_N >> np.uint64(_INDEX_BITS)
-        index_N = (tags_N & np.uint64((1 << _INDEX_BITS) - 1)).astype(np.int64)
-        for number in np.unique(number_N).tolist():
-            mine_N = number_N == number
-            self._end_of_call(number, index_N[mine_N], results_N[mine_N])
-
-    def _end_of_call(self, number: int, index_N: NDArray[np.int64], results_N: NDArray[np.void]) -> None:
-        call = self._calls[number]
+    def _end(self, call: _Call, index_N: NDArray[np.int64], results_N: NDArray[np.void]) -> None:
+        """Take notice of reads of one call."""
         good_N = results_N["status"] == OK
         read_N = call.reads_N[index_N[good_N]]
         self._tags.append(read_N["tag"].copy())
@@ -192,10 +211,10 @@ class UnitReads:
         for index, result in zip(index_N[~good_N], results_N[~good_N], strict=True):
             fault = Outcome(int(result["status"]), describe(result))
             self._fail(call.slabs, call.reads_N[index : index + 1], fault)
+        self._ahead -= int(np.count_nonzero(call.reads_N["is_ahead"][index_N]))
         self.in_flight -= index_N.size
         call.left -= index_N.size
         if call.left == 0:
-            del self._calls[number]
             for extent, count in call.used:
                 extent.fetches -= count
                 self._idle.append(extent)

@@ -1,0 +1,148 @@
+// Which pages of NVMe lie in memory, and in which slot: the table of the page cache. It reads nothing itself: it says
+// what has to be read where, and is told what came.
+//
+//   free -> loading -> ready -> free
+//              \----> failed --/
+//
+// A slot that is pinned keeps its bytes. Of the ready slots that nobody pins, those that were read ahead in vain are
+// handed out first, then the one that was given back longest ago. A slot whose page was forgotten, or did not come, has no key any more: it is free as soon as nothing
+// is read into it and nobody pins it.
+//
+// All calls take whole batches and cost O(n), but for sorting the slots that are handed out. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace h3 {
+
+// Names one page, or the smallest row of pages that can be read: a unit. src/h3kv/engine/page_slots.py has the same
+// records.
+struct PageKey {
+  std::uint64_t segment;
+  std::uint32_t unit;  // counted from the slab's start
+  std::uint16_t layer;
+  std::uint16_t reserved;
+};
+static_assert(sizeof(PageKey) == 16);
+
+// Neighbouring units that are read at once into neighbouring slots, as `core/ports.py` draws a read of a store. `slab` is
+// left 0: the caller knows where the segment's slab lies.
+struct PageRead {
+  std::uint64_t tag;  // ticket << 32 | count << 24 | first slot. A slot with another ticket by now is left alone
+  std::uint64_t target;
+  std::uint32_t slab;
+  std::uint32_t offset;
+  std::uint32_t size;
+  std::uint32_t is_ahead;
+};
+static_assert(sizeof(PageRead) == 32);
+
+constexpr std::uint32_t kPageSlotsMax = 1u << 24;
+constexpr std::uint32_t kPageRunMax = 255;
+
+// What a call has the caller read: `reads[i]` is of `segments[i]`. Room for as many as there are keys.
+struct PageReads {
+  PageRead* reads;
+  std::uint64_t* segments;
+};
+
+enum class PageState : std::uint8_t { kFree, kLoading, kReady, kFailed };
+
+struct PageCounts {
+  std::uint64_t hits;    // taken, and there
+  std::uint64_t useful;  // among these: read ahead, and taken for the first time
+  std::uint64_t late;    // taken while it was being read ahead
+  std::uint64_t misses;  // taken, and not there
+  std::uint64_t wasted;  // read ahead, and never taken
+  std::uint64_t read_ahead;
+  std::uint64_t evicted;
+  std::uint64_t failed;
+};
+
+class PageCache {
+ public:
+  // addresses: one for each slot, kPageSlotsMax at most. unit_bytes: of a slot. run_units: longest row that is read at
+  // once, kPageRunMax at most.
+  PageCache(const std::uint64_t* addresses, std::uint32_t slots, std::uint32_t unit_bytes, std::uint32_t run_units);
+
+  // Pins `count` keys, which may repeat one another where they are neighbours, and makes room for those that are not
+  // there. slots[i]: of keys[i]. Returns how many reads the caller has to start, or -1: there is no room, and nothing
+  // was changed.
+  std::int64_t take(const PageKey* keys, std::size_t count, std::uint32_t* slots, PageReads reads);
+
+  // Makes room for the first of these keys that are not there, `room` units at most, and no more than there is.
+  // `looked_at`: how many of the keys are there or on their way afterwards. Returns how many reads are to be started.
+  std::size_t read_ahead(const PageKey* keys, std::size_t count, std::size_t room, PageReads reads,
+                         std::size_t* looked_at);
+
+  // The reads with these tags have ended, all of them well or all of them not.
+  void end(const std::uint64_t* tags, std::size_t count, bool well);
+
+  // The layer that these reads went ahead of has taken what it wants: of what they brought, what nobody took makes room
+  // before anything else does.
+  void spare(const std::uint64_t* tags, std::size_t count);
+
+  // Takes back one pin of each.
+  void give_back(const std::uint32_t* slots, std::size_t count);
+
+  // How many of these slots something is still read into.
+  std::size_t loading(const std::uint32_t* slots, std::size_t count) const;
+  void states(const std::uint32_t* slots, std::size_t count, std::uint8_t* states) const;
+
+  // Pages of a segment are found no more.
+  void forget(std::uint64_t segment);
+
+  // What is wrong with the table; empty where nothing is.
+  std::string fault() const;
+
+  const PageCounts& counts() const { return counts_; }
+  std::size_t slots() const { return slots_.size(); }
+  std::size_t pinned() const { return pinned_; }
+  std::size_t in_flight() const { return in_flight_; }
+  std::size_t evictable() const { return listed_; }
+
+ private:
+  struct Slot {
+    PageKey key{};
+    std::uint64_t address = 0;
+    std::uint32_t pins = 0;
+    std::uint32_t ticket = 0;
+    std::uint32_t before = 0;  // in the list
+    std::uint32_t behind = 0;
+    PageState state = PageState::kFree;
+    bool has_key = false;
+    bool is_listed = false;
+    bool is_ahead = false;  // read ahead, and not taken yet
+    bool is_spare = false;  // and not expected to be taken any more
+  };
+
+  std::size_t place(const PageKey& key) const;
+  std::uint32_t find(const PageKey& key) const;
+  void enter(std::uint32_t slot);
+  void leave(std::uint32_t slot);
+  void list_first(std::uint32_t slot);
+  void list_last(std::uint32_t slot);
+  void unlist(std::uint32_t slot);
+  void rest(std::uint32_t slot);
+  void waste(Slot& slot);
+  std::vector<std::uint32_t> hand_out(std::size_t count);
+  std::size_t load(const PageKey* keys, const std::vector<std::uint32_t>& wanted, bool is_ahead, PageReads reads);
+
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> index_;  // open addressing, linear; kNone where there is nothing
+  std::size_t mask_;
+  std::uint32_t unit_bytes_;
+  std::uint32_t run_units_;
+  std::uint32_t first_;  // of the list: free and spare slots, then the others, the one given back longest ago first
+  std::uint32_t last_;
+  std::size_t listed_ = 0;
+  std::size_t pinned_ = 0;
+  std::size_t in_flight_ = 0;
+  std::uint32_t ticket_ = 0;
+  PageCounts counts_{};
+};
+
+}  // namespace h3

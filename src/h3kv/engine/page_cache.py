@@ -1,0 +1,356 @@
+"""Single pages of slabs that lie on NVMe, kept in slots of HOST for the steps that take them again.
+
+    slot of HOST   | unit | unit | unit | ... | unit |   a unit is a page, or the 4 KiB that hold a smaller one
+    table          (segment, layer, unit of the slab) -> slot: native, `page_slots`
+
+What a layer wants and is not there is read at once, all of it, before what is read ahead for the layers behind it.
+Shapes: N pages that a layer wants, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h3kv.core.errors import ConfigError, SlabCorruptError, SlabUnavailableError, TierError, TierFullError
+from h3kv.core.layout import CacheLayout
+from h3kv.core.limits import CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.ports import Clock, Telemetry
+from h3kv.core.types import SegmentId, SlabKey, SlotHandle, Tier
+from h3kv.core.units import NS_PER_S, describe_size
+from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
+from h3kv.engine.page_reads import UnitReader, UnitStore
+from h3kv.engine.page_slots import FAILED, KEY_DTYPE, READY, PageCounts, PageSlots, carve, slots_of, unit_bytes
+from h3kv.engine.page_waits import PageWaits, WaitStatistics
+from h3kv.engine.predictor import Pace, Predictor
+from h3kv.engine.stream import ViewableStore
+from h3kv.telemetry import names
+
+RUN_BYTES: Final = 64 << 10
+"""Longest row of neighbours that is read at once: a longer read takes longer, and two of them run side by side."""
+
+FIRST_AHEAD_BYTES: Final = 128 << 10
+"""Read ahead in a gap before anything was measured, and enough to measure the speed of the store with."""
+
+AHEAD_SHARE: Final = 4
+"""Part of the slots that are read into ahead, at most: the others stay for what is taken again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCacheStatistics:
+    """Totals since the start."""
+
+    capacity_bytes: int
+    units: PageCounts
+    waits: WaitStatistics
+    """Of each page that was taken."""
+    takes: int
+    stall_ns: int
+    """Time in which a layer waited."""
+    absent: int
+    """Pages that best effort did without."""
+    bytes_per_s: float | None
+    """Speed of reads that were waited for; None: none was."""
+
+
+class PageCache:
+    """What the sequences of a pool share; each takes through a `page_lane.PageLane` of its own. Not thread-safe.
+
+    Args:
+        store: where slabs are read from.
+        host: holds the slots.
+        slots: room for slabs of full segments, at least one; the caller releases them after `drain`.
+        layout: of the model's KV, in a clustered encoding.
+        locate: a slab's slot in the store; None where it has none now.
+        clock: bounds waiting, and measures gaps.
+        telemetry: receives totals, see `report`.
+        wait_ns: longest time that pages may take.
+        reads_ahead: whether anything is read before it is taken.
+    """
+
+    def __init__(
+        self,
+        store: UnitStore,
+        host: ViewableStore,
+        slots: Sequence[SlotHandle],
+        *,
+        layout: CacheLayout,
+        locate: Callable[[SlabKey], SlotHandle | None],
+        clock: Clock,
+        telemetry: Telemetry,
+        wait_ns: int = 30 * NS_PER_S,
+        reads_ahead: bool = True,
+    ) -> None:
+        assert layout.slab.page.encoding.is_clustered, "pages are chosen in clustered encodings alone"
+        self._layout = layout
+        self._page_bytes = layout.slab.page.size_bytes
+        self._unit_bytes = unit_bytes(layout.slab)
+        self._addresses_S = carve([host.address(slot) for slot in slots], layout.slab)
+        run_units = max(RUN_BYTES // self._unit_bytes, 1)
+        self._slots = PageSlots(self._addresses_S, unit_bytes=self._unit_bytes, run_units=run_units)
+        self._reader = UnitReader(store, locate, layers=layout.layers)
+        self._clock = clock
+        self._telemetry = telemetry
+        self._wait_ns = wait_ns
+        self._reads_ahead = reads_ahead
+        self._pace = Pace(layout.layers, first_bytes=FIRST_AHEAD_BYTES)
+        self._waits = PageWaits()
+        # By slot: why the last read into it failed.
+        self._failures: dict[int, Exception] = {}
+        # Reads of the current taking that have not ended, and what their tags begin with.
+        self._own_reads = self._own_ticket = 0
+        # The layer whose taking ended last, and when.
+        self._gap: tuple[int, int] | None = None
+        self._takes = self._stall_ns = self._absent = 0
+        self._reported, self._reported_stall_ns = self._slots.counts(), 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all slots."""
+        return len(self._addresses_S) * self._unit_bytes
+
+    def check_budget(self, budget_tokens: int) -> None:
+        """See that two layers of one step fit: one that is attended to while the next one is read.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        units = 2 * self._layout.slab.kv_heads * -(-budget_tokens // CLUSTER_TOKENS)
+        if units > len(self._addresses_S):
+            raise ConfigError(
+                f"a budget of {budget_tokens} tokens takes up to {units} pages of {self._unit_bytes} bytes in two "
+                f"layers ({self._layout.slab.kv_heads} KV heads x {budget_tokens} / {CLUSTER_TOKENS} clusters x 2 = "
+                f"{describe_size(units * self._unit_bytes)}), but the page cache has "
+                f"{describe_size(self.capacity_bytes)}: raise host.kv_bytes, or lower the budget",
+                field="host.kv_bytes",
+            )
+
+    def forget(self, segment: SegmentId) -> None:
+        """A segment left, was lost, or lies in HOST now: its pages are of no use. What is taken stays readable."""
+        with interrupts_deferred():
+            self._slots.forget(segment)
+            self._reader.forget(segment)
+
+    def drain(self) -> None:
+        """Wait until nothing is written into the slots any more, as long as a page may take."""
+        deadline_ns = self._clock.now_ns() + self._wait_ns
+        self._poll()
+        while self._slots.in_flight and self._clock.now_ns() < deadline_ns:
+            self._reader.wait(NS_PER_S, reads=1)
+            self._poll()
+
+    def statistics(self) -> PageCacheStatistics:
+        """Totals now."""
+        return PageCacheStatistics(
+            capacity_bytes=self.capacity_bytes,
+            units=self._slots.counts(),
+            waits=self._waits.statistics(),
+            takes=self._takes,
+            stall_ns=self._stall_ns,
+            absent=self._absent,
+            bytes_per_s=self._pace.bytes_per_s,
+        )
+
+    def report(self) -> None:
+        """Pass on what was counted since the last time: between steps."""
+        now, before = self._slots.counts(), self._reported
+        self._reported = now
+        taken = {"ready": now.hits - before.hits, "late": now.late - before.late, "missed": now.misses - before.misses}
+        ahead = {
+            "started": now.read_ahead - before.read_ahead,
+            "useful": now.useful - before.useful,
+            "wasted": now.wasted - before.wasted,
+        }
+        for outcome, units in taken.items():
+            self._telemetry.count(names.PAGE_CACHE_TAKEN, units, outcome=outcome)
+        for outcome, units in ahead.items():
+            self._telemetry.count(names.PAGE_CACHE_READ_AHEAD, units, outcome=outcome)
+        stall_ns, self._reported_stall_ns = self._stall_ns - self._reported_stall_ns, self._stall_ns
+        self._telemetry.count(names.PAGE_CACHE_STALL, stall_ns / NS_PER_S)
+        self._telemetry.gauge(names.PAGE_CACHE_CAPACITY, self.capacity_bytes)
+
+    def check_integrity(self) -> None:
+        """Assert that every slot has one use."""
+        self._slots.check_integrity()
+
+    def keys(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.void]:
+        """The units that hold pages (WANTED_DTYPE): KEY_DTYPE."""
+        keys_N = np.zeros(len(wanted_N), dtype=KEY_DTYPE)
+        keys_N["segment"], keys_N["layer"] = wanted_N["segment"], layer
+        keys_N["unit"] = self._offsets(wanted_N) // self._unit_bytes
+        return keys_N
+
+    def pin(
+        self, layer: int, keys_N: NDArray[np.void], important_N: NDArray[np.bool_], *, patience_ns: int | None
+    ) -> NDArray[np.uint32]:
+        """Slots of units, pinned, that hold them: all of them, or with patience those that came in time."""
+        self._end_gap()
+        self._takes += 1
+        deadline_ns = self._clock.now_ns() + self._wait_ns
+        slots_N, missing = self._make_room(layer, keys_N, deadline_ns)
+        try:
+            if patience_ns is None:
+                self._wait_for(slots_N, deadline_ns, missing=missing)
+                if self._failures or self._slots.loading(slots_N):
+                    self._try_again(layer, keys_N, slots_N, deadline_ns)
+                    self._check_all(layer, keys_N, slots_N)
+            else:
+                deadline_ns = min(deadline_ns, self._clock.now_ns() + patience_ns)
+                self._wait_for(slots_N[important_N], deadline_ns, missing=missing)
+                self._check_damage(slots_N)
+        except BaseException:
+            self._slots.give_back(slots_N)
+            raise
+        return slots_N
+
+    def give_back(self, slots_N: NDArray[np.uint32]) -> None:
+        """Take back a pin from each."""
+        self._slots.give_back(slots_N)
+
+    def is_ready(self, slots_N: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which slots hold their units, whole and checked; those that do not are counted as absent."""
+        is_ready_N: NDArray[np.bool_] = self._slots.states(slots_N) == READY
+        self._absent += len(slots_N) - int(is_ready_N.sum())
+        return is_ready_N
+
+    def addresses(self, wanted_N: NDArray[np.void], slots_N: NDArray[np.uint32]) -> NDArray[np.uint64]:
+        """Where pages lie."""
+        within_N = (self._offsets(wanted_N) % self._unit_bytes).astype(np.uint64)
+        addresses_N: NDArray[np.uint64] = self._addresses_S[slots_N] + within_N
+        return addresses_N
+
+    def begin_gap(self, layer: int) -> None:
+        """A layer has what it took."""
+        self._gap = (layer, self._clock.now_ns())
+
+    def spare(self, tags: Sequence[NDArray[np.uint64]]) -> None:
+        """The layer that these reads went ahead of has taken what it wants."""
+        for tags_R in tags:
+            self._slots.spare(tags_R)
+
+    def read_ahead(self, layer: int, predictor: Predictor) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        """After a layer's taking: read what is expected of the next ones, as far as the gap carries.
+
+        Yields:
+            The layer, and the tags of its reads.
+        """
+        if not self._reads_ahead:
+            return
+        carried = min(self._pace.carries_bytes(layer) // self._unit_bytes, len(self._addresses_S) // AHEAD_SHARE)
+        units = carried - self._slots.in_flight
+        for following, keys_N in predictor.ahead(layer):
+            if units <= 0:
+                return
+            reads, dealt_with = self._slots.read_ahead(keys_N, units=units)
+            units -= reads.units(self._unit_bytes)
+            predictor.drop(following, dealt_with)
+            self._reader.start(following, reads)
+            yield following, reads.reads_R["tag"].copy()
+            if dealt_with < len(keys_N):
+                return
+
+    def _offsets(self, wanted_N: NDArray[np.void]) -> NDArray[np.int64]:
+        """Where pages begin in their slabs, in bytes: `SlabLayout.page_offset` of many."""
+        pages_N = wanted_N["kv_head"].astype(np.int64) * SEGMENT_BLOCKS_MAX + wanted_N["block"]
+        offsets_N: NDArray[np.int64] = pages_N * self._page_bytes
+        return offsets_N
+
+    def _make_room(self, layer: int, keys_N: NDArray[np.void], deadline_ns: int) -> tuple[NDArray[np.uint32], int]:
+        """Pin units, and begin to read what is missing: their slots, and how many are missing.
+
+        Raises:
+            TierFullError: the cache is smaller than what one layer wants.
+        """
+        self._poll()
+        while (taken := self._slots.take(keys_N)) is None:
+            check_interrupt()
+            if not self._slots.in_flight or self._clock.now_ns() > deadline_ns:
+                raise TierFullError(
+                    f"a layer wants {len(keys_N)} pages of {self._unit_bytes} bytes at once, but the page cache has "
+                    f"{describe_size(self.capacity_bytes)}: raise host.kv_bytes, or lower the retrieval budget",
+                    tier=Tier.HOST,
+                    needed_bytes=len(keys_N) * self._unit_bytes,
+                    free_bytes=self._slots.counts().evictable * self._unit_bytes,
+                )
+            self._reader.wait(NS_PER_S, reads=1)
+            self._poll()
+        slots_N, reads = taken
+        self._failures.clear()
+        self._own_reads, self._own_ticket = len(reads), reads.ticket
+        self._reader.start(layer, reads)
+        return slots_N, reads.units(self._unit_bytes)
+
+    def _wait_for(self, slots_N: NDArray[np.uint32], deadline_ns: int, *, missing: int) -> None:
+        """Wait until nothing is read into slots any more, or the time is over."""
+        loading = self._slots.loading(slots_N)
+        self._waits.add(0, len(slots_N) - loading)
+        if not loading:
+            return
+        start_ns = now_ns = self._clock.now_ns()
+        while loading and now_ns < deadline_ns:
+            check_interrupt()
+            # All of its own reads at once, which costs one wake-up; what was read ahead and is late, one by one.
+            self._reader.wait(min(deadline_ns - now_ns, NS_PER_S), reads=max(self._own_reads, 1))
+            self._poll()
+            still_loading = self._slots.loading(slots_N)
+            now_ns = self._clock.now_ns()
+            self._waits.add(now_ns - start_ns, loading - still_loading)
+            loading = still_loading
+        self._waits.add(now_ns - start_ns, loading)
+        self._stall_ns += now_ns - start_ns
+        if missing and not loading:
+            self._pace.note_speed(missing * self._unit_bytes, now_ns - start_ns)
+
+    def _try_again(self, layer: int, keys_N: NDArray[np.void], slots_N: NDArray[np.uint32], deadline_ns: int) -> None:
+        """Read once more what could not be read: perhaps that was long ago, when nobody waited for it."""
+        self._check_damage(slots_N)
+        failed_N = np.flatnonzero(self._slots.states(slots_N) == FAILED)
+        if len(failed_N):
+            again_N, missing = self._make_room(layer, keys_N[failed_N], deadline_ns)
+            self._slots.give_back(slots_N[failed_N])
+            slots_N[failed_N] = again_N
+            self._wait_for(again_N, deadline_ns, missing=missing)
+
+    def _check_all(self, layer: int, keys_N: NDArray[np.void], slots_N: NDArray[np.uint32]) -> None:
+        states_N = self._slots.states(slots_N)
+        if (states_N == READY).all():
+            return
+        self._check_damage(slots_N)
+        at = int(np.flatnonzero(states_N != READY)[0])
+        key = SlabKey(SegmentId(int(keys_N["segment"][at])), layer)
+        error = self._failures.get(int(slots_N[at])) if states_N[at] == FAILED else None
+        if error is None:
+            message = f"a page of {key} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
+            raise SlabUnavailableError(message, key=key)
+        if isinstance(error, TierError):
+            raise SlabUnavailableError(f"{key} cannot be read ({error}): it is computed again", key=key) from error
+        raise error
+
+    def _check_damage(self, slots_N: NDArray[np.uint32]) -> None:
+        """Raise SlabCorruptError where a page is damaged."""
+        if self._failures:
+            wanted = set(slots_N.tolist())
+            for slot, error in self._failures.items():
+                if slot in wanted and isinstance(error, SlabCorruptError):
+                    raise error
+
+    def _end_gap(self) -> None:
+        if self._gap is not None:
+            layer, start_ns = self._gap
+            self._pace.note_gap(layer, self._clock.now_ns() - start_ns)
+            self._gap = None
+
+    def _poll(self) -> None:
+        """Take notice of reads that ended."""
+        ended = self._reader.ended()
+        self._slots.end(ended.good_R, well=True)
+        if self._own_reads:
+            self._own_reads -= int(np.count_nonzero(ended.good_R >> np.uint64(32) == self._own_ticket))
+        for tag, error in ended.failed:
+            self._slots.end(np.array([tag], dtype=np.uint64), well=False)
+            self._own_reads -= tag >> 32 == self._own_ticket
+            self._failures.update(dict.fromkeys(slots_of(tag), error))

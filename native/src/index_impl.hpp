@@ -93,8 +93,8 @@ inline void score_nibbles(const CodeRows& q, int row, const ClusterPlane* planes
     for (int r = 0; r < R; ++r)
       for (int p = 0; p < Parts; ++p) {
         const std::int8_t* part = rows + (r * Parts + p) * q.head_dim + d;
-        const Bytes first = fill_quad(part), second = fill_quad(part + 4);
-        for (int c = 0; c < 2; ++c) acc[c][r][p] = dot_nibbles(dot_nibbles(acc[c][r][p], low[c], first), high[c], second);
+        for (int c = 0; c < 2; ++c)
+          acc[c][r][p] = dot_nibbles(dot_nibbles(acc[c][r][p], low[c], part), high[c], part + 4);
       }
   }
   for (int c = 0; c < 2; ++c) {

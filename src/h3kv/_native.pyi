@@ -35,6 +35,7 @@ def attend(
     q_dtype: int,
     out_dtype: int,
     page_dtype: int,
+    encoding: int,
     tokens: int,
     heads: int,
     kv_heads: int,
@@ -66,6 +67,7 @@ def append(
     kv_heads: int,
     head_dim: int,
     dtype: int,
+    encoding: int,
     threads: int,
     /,
 ) -> None:

@@ -33,7 +33,7 @@ def rotate(x_XD: Tensor) -> Tensor:
     runs = x_XD.float().reshape(*x_XD.shape[:-1], head_dim // block, block)
     half = 1
     while half < block:
-        pairs = runs.unflatten(-1, (block // (2 * half), 2, half))
+        pairs = _split(runs, -1, (block // (2 * half), 2, half))
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         runs = torch.stack([a + b, a - b], dim=-2).flatten(-3)
         half *= 2
@@ -116,7 +116,7 @@ def unpack(page_XB: Tensor, plane_XB: Tensor, layout: PageLayout) -> CodedTokens
     values = page_XB[..., layout.keys_bytes : layout.keys_bytes + layout.values_bytes]
     nibbles = plane_XB[..., : layout.nibbles_bytes]
     scales = plane_XB[..., layout.nibbles_bytes : layout.nibbles_bytes + SCALES_BYTES].contiguous().view(torch.float16)
-    k_scale, k_offset, v_scale, v_offset = scales.unflatten(-1, (4, BLOCK_TOKENS)).unbind(-2)
+    k_scale, k_offset, v_scale, v_offset = _split(scales, -1, (4, BLOCK_TOKENS)).unbind(-2)
     match encoding:
         case Encoding.INT8:
             k_XSD = _unpack_keys(keys, head_dim, is_byte=True)
@@ -127,6 +127,12 @@ def unpack(page_XB: Tensor, plane_XB: Tensor, layout: PageLayout) -> CodedTokens
             k_XSD = _unpack_keys(nibbles, head_dim, is_byte=False)
     v_XSD = _unpack_values(values, head_dim, is_byte=is_byte)
     return CodedTokens(CodedRows(k_XSD, k_scale, k_offset), CodedRows(v_XSD, v_scale, v_offset))
+
+
+def _split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+    """One axis, counted from the end, as several."""
+    behind = x.shape[x.ndim + axis + 1 :]
+    return x.reshape(*x.shape[: x.ndim + axis], *sizes, *behind)
 
 
 def _join_nibbles(n_X8: Tensor) -> Tensor:
@@ -140,23 +146,24 @@ def _split_nibbles(bytes_X4: Tensor) -> Tensor:
 
 def _pack_keys(codes_XSD: Tensor, *, is_byte: bool) -> Tensor:
     width = 4 if is_byte else 8
-    lanes = codes_XSD.unflatten(-1, (-1, width)).unflatten(-3, (BLOCK_CLUSTERS, CLUSTER_TOKENS)).transpose(-3, -2)
+    quads = _split(codes_XSD, -1, (-1, width))
+    lanes = _split(quads, -3, (BLOCK_CLUSTERS, CLUSTER_TOKENS)).transpose(-3, -2)
     return (lanes if is_byte else _join_nibbles(lanes)).flatten(-4)
 
 
 def _unpack_keys(bytes_XB: Tensor, head_dim: int, *, is_byte: bool) -> Tensor:
     width = 4 if is_byte else 8
-    lanes = bytes_XB.unflatten(-1, (BLOCK_CLUSTERS, head_dim // width, CLUSTER_TOKENS, 4))
+    lanes = _split(bytes_XB, -1, (BLOCK_CLUSTERS, head_dim // width, CLUSTER_TOKENS, 4))
     return (lanes if is_byte else _split_nibbles(lanes)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
 
 
 def _pack_values(codes_XSD: Tensor, *, is_byte: bool) -> Tensor:
     width = 4 if is_byte else 8
-    lanes = codes_XSD.unflatten(-1, (-1, LANE_TOKENS)).unflatten(-3, (-1, width)).movedim(-3, -1)
+    lanes = _split(_split(codes_XSD, -1, (-1, LANE_TOKENS)), -3, (-1, width)).movedim(-3, -1)
     return (lanes if is_byte else _join_nibbles(lanes)).flatten(-4)
 
 
 def _unpack_values(bytes_XB: Tensor, head_dim: int, *, is_byte: bool) -> Tensor:
     width = 4 if is_byte else 8
-    lanes = bytes_XB.unflatten(-1, (BLOCK_TOKENS // width, head_dim // LANE_TOKENS, LANE_TOKENS, 4))
+    lanes = _split(bytes_XB, -1, (BLOCK_TOKENS // width, head_dim // LANE_TOKENS, LANE_TOKENS, 4))
     return (lanes if is_byte else _split_nibbles(lanes)).movedim(-1, -3).flatten(-2).flatten(-3, -2)

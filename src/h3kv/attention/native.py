@@ -31,9 +31,9 @@ PAGE_DTYPE: Final = np.dtype(
         ("count", "<i4"),
     ]
 )
-"""One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), of nibbles and
-scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens in use.
-The same 48 bytes as `h3::Page`."""
+"""One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), of nibbles
+and scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens
+in use. The same 48 bytes as `h3::Page`."""
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`h3::DType` of each element type that the native core reads."""

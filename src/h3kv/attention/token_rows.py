@@ -56,8 +56,8 @@ def read_positions(page: np.void) -> NDArray[np.int64]:
     count = int(page["count"])
     if not page["positions"]:
         return int(page["first"]) + np.arange(count)
-    source = (ctypes.c_int32 * count).from_address(int(page["positions"]))
-    return np.frombuffer(source, dtype=np.int32).astype(np.int64)
+    copied = ctypes.string_at(int(page["positions"]), 4 * count)
+    return np.frombuffer(copied, dtype=np.int32).astype(np.int64)
 
 
 def _in_order(pages_KN: NDArray[np.void], rows_KNSD: Tensor, layout: PageLayout) -> Tensor:

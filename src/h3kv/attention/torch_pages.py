@@ -33,7 +33,7 @@ class TorchPages:
     """Appends to and attends over the pages of one store.
 
     Args:
-        arena: the store's memory, uint8. Pages and planes lie in it, raw pages at multiples of their size from its start.
+        arena: the store's memory, uint8. Pages and planes lie in it, raw pages at whole multiples of their size.
         layout: geometry of every page.
     """
 

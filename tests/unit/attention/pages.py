@@ -58,6 +58,8 @@ def random_pages(
                 page.data_ptr(),
                 page.data_ptr() + layout.keys_bytes,
                 positions_S[start:].data_ptr() if shuffled and count else 0,
+                0,
+                0,
                 start,
                 count,
             )

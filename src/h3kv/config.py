@@ -212,8 +212,8 @@ class NvmeSettings(Section):
     backend: Literal["auto", "io_uring", "threads"] = "auto"
     """What reads and writes. `auto`: io_uring, or threads where the kernel or the container refuses it."""
     wrap: Literal["none", "lz4"] = "none"
-    """`lz4`: what goes to the store is compressed where that makes it smaller, so that less is written and read; it takes
-    processor time of its own threads. Not with retrieval, which reads single pages."""
+    """`lz4`: what goes to the store is compressed where that makes it smaller, so that less is written and read; it
+    takes processor time of its own threads. Not with retrieval, which reads single pages."""
     write_bytes_per_day: SizeOrNone = None
     """Bytes that may be written to the store in a day (UTC), over all processes: disks wear out. What is over it is not
     kept. Nothing: any."""

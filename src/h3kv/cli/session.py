@@ -212,8 +212,8 @@ def retrieval_setting(settings: Settings, model: ModelConfig) -> RetrievalSettin
         return None
     if not Encoding(attention.encoding).is_clustered:
         raise ConfigError(
-            f"attention.mode = 'retrieval' with attention.encoding = {attention.encoding!r}: only k8v4 and int4 have an "
-            "index; choose one of them, or the exact mode",
+            f"attention.mode = 'retrieval' with attention.encoding = {attention.encoding!r}: only k8v4 and int4 have "
+            "an index; choose one of them, or the exact mode",
             field="attention.encoding",
         )
     if settings.nvme.wrap != "none":

@@ -17,8 +17,8 @@ reads keys, then values, then the next page of the same head in a straight line,
 that is worth more than any other choice here (docs/adr/0001).
 
 The other encodings keep unsigned codes of rotated numbers (`attention.codes`), number = scale * code + offset, with a
-scale and an offset in fp16 for each token's keys and values. Their orders feed 16 lanes of int32 sums with four products
-each (`vpdpbusd`). A nibble is a half of a byte; D = head_dim:
+scale and an offset in fp16 for each token's keys and values. Their orders feed 16 lanes of int32 sums with four
+products each (`vpdpbusd`). A nibble is a half of a byte; D = head_dim:
 
     page    int8   keys [4][D / 4][16 tokens][4 dims] bytes,    values [16][D / 16][16 dims][4 tokens] bytes
             k8v4   low nibbles of keys [4][D / 8][16][8] nibbles,  values [8][D / 16][16 dims][8 tokens] nibbles
@@ -29,22 +29,22 @@ each (`vpdpbusd`). A nibble is a half of a byte; D = head_dim:
     scales  fp16 [4][64 tokens]: scale of keys, offset of keys, scale of values, offset of values
     places  u16 [64 tokens]: which token of its segment each one is
 
-Of eight nibbles in a 32-bit lane, byte b holds number b in its low half and number 4 + b in its high half. A cluster is 16
-consecutive tokens of a page. The first index of keys counts clusters, that of values groups of 4 or 8 tokens: so a
+Of eight nibbles in a 32-bit lane, byte b holds number b in its low half and number 4 + b in its high half. A cluster is
+16 consecutive tokens of a page. The first index of keys counts clusters, that of values groups of 4 or 8 tokens: so a
 cluster's keys follow each other, and so do its values.
 
 Tokens past a page's count are never used as numbers, but may be loaded: a page's memory is always whole.
 
-A raw slab is `[kv_head][block]` of pages, so that one head's pages follow each other. The slab of another encoding has an
-index behind its pages:
+A raw slab is `[kv_head][block]` of pages, so that one head's pages follow each other. The slab of another encoding has
+an index behind its pages:
 
     0                               index_offset
     +-------------------------------+-------------------------------+----------------------+---------+
     | pages [kv_head][block]        | planes [kv_head][block]       | summaries [kv_head]  | padding |
     +-------------------------------+-------------------------------+----------------------+---------+
 
-A summary is an int8 page of 64 tokens with its scales behind it: its keys are the mean keys of the slab's clusters and its
-values their mean values, in the clusters' order. Only slabs of 16 blocks in a clustered encoding have summaries.
+A summary is an int8 page of 64 tokens with its scales behind it: its keys are the mean keys of the slab's clusters and
+its values their mean values, in the clusters' order. Only slabs of 16 blocks in a clustered encoding have summaries.
 
 A slab in room for 16 blocks keeps that stride however many blocks are in use.
 """

@@ -14,7 +14,7 @@ class RetrievalSetting:
     dense_layers: tuple[int, ...] = ()
     """Layers that read everything."""
     shortlist_share: float = 1.0
-    """Share of the clusters whose keys are scanned, the best ones by their mean keys; 1: all, without looking at means."""
+    """Share of the clusters whose keys are scanned, the best ones by their mean keys; 1: all, whatever their means."""
     best_effort: bool = False
     """Whether clusters that do not come in time are estimated. Results then depend on time."""
     recall_every: int = 0

@@ -13,22 +13,23 @@ from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import ConfigError, SlabCorruptError, SlabError, SlabUnavailableError, TierError, TierFullError
+from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
-from h3kv.core.types import BlockKey, Completion, SlabKey, SlotHandle, StoreStatistics, Tier
-from h3kv.core.units import NS_PER_S, describe_size, format_size
+from h3kv.core.types import BlockKey, SlabKey, StoreStatistics, Tier
+from h3kv.core.units import NS_PER_S
 from h3kv.engine.capacity import Capacity
+from h3kv.engine.cold_reads import ColdReads, ReadableStores
+from h3kv.engine.host_shares import HostShares, reserve_shares
 from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
-from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import KvParts, SequenceKv
-from h3kv.engine.stream import SLOTS_MIN, Readable, SlabStream
+from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
@@ -38,9 +39,6 @@ from h3kv.tiers.index_store import IndexStore
 
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
-
-STAGING_DIVISOR = 3
-"""Staging takes a third of the HOST cap at most, but for the fewest slots that attention can do with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +118,15 @@ class KvPool:
         self._cold = cold
         self._directory = directory
         self._tiering = tiering or TieringConfig()
-        self._slab_bytes = {blocks: layout.slab.size_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         self.device_plan = self._plan_device()
         host = home if isinstance(home, HostStore) else None
-        is_streaming = cold is not None and host is not None
-        self._staging = self._reserve_staging(host) if host is not None and is_streaming else []
-        page_slots = self._reserve_pages(host) if host is not None and is_streaming else []
-        self._apart = [*self._staging, *page_slots]
+        shares = self._reserve_shares(host)
         self.capacity = Capacity(
             layout,
             home,
             cold,
             index,
-            apart_bytes=sum(layout.slab.size_bytes(slot.blocks) for slot in self._apart),
+            apart_bytes=layout.slab.size_bytes(shares.blocks),
             sequences_max=None if device is None else self.device_plan.sequences,
             cold_cure=cold_cure or (lambda _: "raise nvme.capacity"),
         )
@@ -144,27 +138,11 @@ class KvPool:
             telemetry=telemetry,
             indexes=self.indexes,
             cold=cold,
-            apart_blocks=sum(slot.blocks for slot in self._apart),
+            apart_blocks=shares.blocks,
         )
-        headroom = 0 if cold is None else SEGMENT_BLOCKS_MAX
-        config = PlacementConfig(has_nvme=cold is not None, host_free_blocks_min=headroom)
+        config = PlacementConfig(cold is not None, host_free_blocks_min=0 if cold is None else SEGMENT_BLOCKS_MAX)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
-        self.stream = self._make_stream(host, clock) if host is not None and cold is not None else None
-        self.pages: PageCache | None = None
-        if cold is not None:
-            self.placer.serve_fetches(self._end_fetch)
-        if cold is not None and host is not None and page_slots:
-            self.pages = PageCache(
-                cold,
-                host,
-                page_slots,
-                layout=layout,
-                locate=self._locate_cold,
-                clock=clock,
-                telemetry=telemetry,
-                reads_ahead=self._tiering.reads_pages_ahead,
-            )
-            self.segments.serve_pages(self.pages.forget)
+        self.reads = self._open_reads(host, shares, clock, telemetry)
         self._parts = KvParts(
             self.segments,
             page_kernels,
@@ -179,6 +157,16 @@ class KvPool:
         if cold is not None:
             self.segments.adopt(cold.restore(self.segments.number))
             self.placer.tick()
+
+    @property
+    def stream(self) -> SlabStream | None:
+        """Gives slabs that lie in the cold store; None where there is none."""
+        return None if self.reads is None else self.reads.stream
+
+    @property
+    def pages(self) -> PageCache | None:
+        """Keeps single pages that lie there; None where nobody retrieves."""
+        return None if self.reads is None else self.reads.pages
 
     @property
     def resident_tokens(self) -> int | None:
@@ -214,7 +202,8 @@ class KvPool:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
             self.placer.tick()
-            self._load_indexes(mounts, retrieves=need.retrieves)
+            if self.reads is not None:
+                self.reads.load_indexes(mounts, retrieves=need.retrieves)
             return self._start(need, mounts, is_alone=is_alone)
         except BaseException:
             for mount in mounts:
@@ -263,8 +252,8 @@ class KvPool:
         """Between two steps: take notice of moves that ended, and start others."""
         with interrupts_deferred():
             self.placer.tick()
-            if self.pages is not None:
-                self.pages.report()
+            if self.reads is not None:
+                self.reads.report()
 
     def open_private(self) -> SequenceKv:
         """A sequence of unknown length that shares nothing with others.
@@ -302,55 +291,20 @@ class KvPool:
             self._device.check_integrity()
         if self._cold is not None:
             self._cold.check_integrity()
-        if self.stream is not None:
-            self.stream.check_integrity()
-        if self.pages is not None:
-            self.pages.check_integrity()
+        if self.reads is not None:
+            self.reads.check_integrity()
 
     def close(self) -> None:
         """Write what is still to be written, as far as the time allows. Sequences have ended before."""
         self.placer.settle(SETTLE_NS)
-        if self.stream is not None:
-            self.stream.drain()
-        if self.pages is not None:
-            self.pages.drain()
+        if self.reads is not None:
+            self.reads.drain()
 
     def _make_window(self) -> Window | None:
         if self._device is None:
             return None
         assert isinstance(self._home, HostStore)
         return Window(self._device, self._home, self.layout, blocks=self._tiering.window_tokens // BLOCK_TOKENS)
-
-    def _end_fetch(self, completion: Completion) -> bool:
-        """Take notice of a fetch that ended, whoever of this pool started it."""
-        is_streamed = self.stream is not None and self.stream.end_fetch(completion)
-        return is_streamed or self.indexes.end_fetch(completion)
-
-    def _is_wrapped(self, segment: Segment) -> bool:
-        """Whether a segment lies in the cold store in a form that is only read whole."""
-        assert self._cold is not None or segment.cold_L is None
-        return self._cold is not None and segment.cold_L is not None and self._cold.is_wrapped(segment.cold_L[0])
-
-    def _load_indexes(self, mounts: list[Mount], *, retrieves: bool) -> None:
-        """Have the indexes in memory that a sequence over these mounts needs. Mounts from one on whose index cannot be
-        read are given up: their tokens are computed again.
-        """
-        for at, mount in enumerate(mounts):
-            segment = mount.segment
-            is_partial = mount.blocks < segment.clustered_blocks
-            if not (retrieves or is_partial):
-                continue
-            try:
-                if retrieves and segment.clustered_blocks and self._is_wrapped(segment):
-                    key = SlabKey(segment.id, 0)
-                    raise SlabUnavailableError(f"single pages of segment {key} cannot be read: it is wrapped", key=key)
-                self.indexes.load([mount.segment], poll=self.placer.poll_cold)
-            except (TierError, SlabError) as error:
-                if isinstance(error, SlabCorruptError):
-                    self.lose(error.key)
-                while len(mounts) > at:
-                    self.segments.unpin(mounts.pop().segment)
-                return
 
     def _plan_device(self) -> DevicePlan:
         tiering = self._tiering
@@ -361,54 +315,29 @@ class KvPool:
         window, chunk = tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS
         return plan_device(capacity, window, chunk, block_bytes=block_bytes)
 
-    def _reserve_staging(self, host: HostStore) -> list[SlotHandle]:
-        slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
-        capacity_bytes = host.statistics().capacity_bytes
-        slots = max(min(self._tiering.staging_bytes, capacity_bytes // STAGING_DIVISOR) // slab_bytes, SLOTS_MIN)
-        needed_bytes = slots * slab_bytes + SEGMENT_BLOCKS_MAX * self.layout.block_bytes
-        if needed_bytes > capacity_bytes:
-            raise ConfigError(
-                f"the host cap is {describe_size(capacity_bytes)}, but {describe_size(needed_bytes)} are needed: "
-                f"{slots} staging slots of {describe_size(slab_bytes)} + one open segment of "
-                f"{SEGMENT_BLOCKS_MAX} blocks; raise host.kv_bytes to at least {format_size(needed_bytes)}",
-                field="host.kv_bytes",
-            )
-        return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
+    def _reserve_shares(self, host: HostStore | None) -> HostShares:
+        """What HOST sets aside for reading the cold store."""
+        if host is None or self._cold is None:
+            return HostShares()
+        tiering = self._tiering
+        return reserve_shares(
+            host, self.layout, staging_bytes=tiering.staging_bytes, page_cache_bytes=tiering.page_cache_bytes
+        )
 
-    def _reserve_pages(self, host: HostStore) -> list[SlotHandle]:
-        """Room of the page cache: what the configuration says, of what one open segment leaves."""
-        if self._tiering.page_cache_bytes == 0 or not self.layout.slab.page.encoding.is_clustered:
-            return []
-        slab_bytes = self.layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
-        free_bytes = host.statistics().free_bytes - SEGMENT_BLOCKS_MAX * self.layout.block_bytes
-        slots = min(self._tiering.page_cache_bytes, free_bytes) // slab_bytes
-        if slots < 1:
-            needed_bytes = host.statistics().capacity_bytes - free_bytes + slab_bytes
-            raise ConfigError(
-                f"staging and one open segment leave no room for a page cache in HOST; raise host.kv_bytes to at least "
-                f"{format_size(needed_bytes)}",
-                field="host.kv_bytes",
-            )
-        return host.reserve([SEGMENT_BLOCKS_MAX] * slots)
-
-    def _locate_cold(self, slab: SlabKey) -> SlotHandle | None:
-        """Where a slab lies in the cold store."""
-        segment = self.segments.find(slab.segment)
-        return None if segment is None or segment.cold_L is None else segment.cold_L[slab.layer]
-
-    def _make_stream(self, host: HostStore, clock: Clock) -> SlabStream:
-        assert self._cold is not None
-        return SlabStream(self._cold, host, self._staging, locate=self._locate, poll=self.placer.poll_cold, clock=clock)
-
-    def _locate(self, slab: SlabKey) -> Readable:
-        segment = self.segments.find(slab.segment)
-        if segment is None:
-            return Readable(None, False, None, 0)
-        size_bytes = self._slab_bytes[segment.room_blocks]
-        if segment.addresses_L is not None:
-            return Readable(segment.addresses_L[slab.layer], False, None, size_bytes)
-        arrival = segment.arrival
-        if arrival is not None and arrival.error is None:
-            arrived = slab.layer in arrival.arrived
-            return Readable(arrival.addresses_L[slab.layer] if arrived else None, not arrived, None, size_bytes)
-        return Readable(None, False, None if segment.cold_L is None else segment.cold_L[slab.layer], size_bytes)
+    def _open_reads(
+        self, host: HostStore | None, shares: HostShares, clock: Clock, telemetry: Telemetry
+    ) -> ColdReads | None:
+        if host is None or self._cold is None:
+            return None
+        reads = ColdReads(
+            ReadableStores(self._cold, host, shares),
+            self.segments,
+            self.indexes,
+            self.layout,
+            poll=self.placer.poll_cold,
+            clock=clock,
+            telemetry=telemetry,
+            reads_pages_ahead=self._tiering.reads_pages_ahead,
+        )
+        self.placer.serve_fetches(reads.end_fetch)
+        return reads

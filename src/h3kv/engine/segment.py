@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle
 from h3kv.tiers.index_store import IndexSlot
@@ -73,3 +74,36 @@ class Segment:
     def keys(self) -> tuple[BlockKey, ...]:
         """Of the blocks that are filled, once it is sealed."""
         return () if self.label is None else self.label.keys
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStatistics:
+    """What the table holds at one moment."""
+
+    segments: int
+    sealed: int
+    pins: int
+    pinned_bytes: int
+    """In the home tier."""
+
+
+class RoomMaker(Protocol):
+    """Frees room of the home by dropping or moving sealed segments."""
+
+    def make_room(self, blocks: int, *, waits: bool) -> bool:
+        """Try to have so many blocks free. Returns whether anything was freed.
+
+        Args:
+            blocks: of the home, over all layers.
+            waits: for copies that free something when they end.
+        """
+        ...
+
+    def freeable_blocks(self) -> int:
+        """Blocks that sealed segments hold and could give up."""
+        ...
+
+    @property
+    def refused_blocks(self) -> int:
+        """Blocks that failed arrivals still hold."""
+        ...

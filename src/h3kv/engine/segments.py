@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
@@ -33,7 +31,7 @@ from h3kv.core.types import (
     Tier,
 )
 from h3kv.engine.indexes import SegmentIndexes
-from h3kv.engine.segment import Phase, Segment
+from h3kv.engine.segment import Phase, RoomMaker, Segment, SegmentStatistics
 from h3kv.policy.placement import (
     Event,
     SegmentAppeared,
@@ -43,39 +41,6 @@ from h3kv.policy.placement import (
     SegmentUnpinned,
 )
 from h3kv.telemetry import names
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentStatistics:
-    """What the table holds at one moment."""
-
-    segments: int
-    sealed: int
-    pins: int
-    pinned_bytes: int
-    """In the home tier."""
-
-
-class RoomMaker(Protocol):
-    """Frees room of the home by dropping or moving sealed segments."""
-
-    def make_room(self, blocks: int, *, waits: bool) -> bool:
-        """Try to have so many blocks free. Returns whether anything was freed.
-
-        Args:
-            blocks: of the home, over all layers.
-            waits: for copies that free something when they end.
-        """
-        ...
-
-    def freeable_blocks(self) -> int:
-        """Blocks that sealed segments hold and could give up."""
-        ...
-
-    @property
-    def refused_blocks(self) -> int:
-        """Blocks that failed arrivals still hold."""
-        ...
 
 
 class SegmentTable:
@@ -136,7 +101,7 @@ class SegmentTable:
         self._room_maker = room_maker
 
     def serve_pages(self, forget: Callable[[SegmentId], None]) -> None:
-        """Say who keeps pages of segments: it hears when a segment leaves the cold store."""
+        """Say who keeps single pages: it hears when a segment leaves the cold store."""
         self._forget_pages = forget
 
     def take_events(self) -> list[Event]:

@@ -28,7 +28,7 @@ REGISTERED_BYTES_MAX = 1 << 30
 which lie at its beginning; the rest is committed as it fills."""
 
 IO_DEPTH = 128
-"""Reads and writes in flight: single pages need as many to keep a disk busy; `SlabStream` uses fewer for whole slabs."""
+"""Reads and writes in flight: single pages need as many to keep a disk busy, `SlabStream` takes fewer whole slabs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ FULL: Final = Sizes(
     windows=9,
     window=WindowSizes(context_tokens=_context(6), scored_tokens=1984),
     tasks=TaskSizes(
-        passkey_tokens=(_context(4), _context(6)),
+        passkey_tokens=(_context(2), _context(4)),
         passkey_depths=25,
         needle_tokens=_context(4),
         needle_contexts=5,
@@ -76,7 +76,7 @@ FULL: Final = Sizes(
         line_tokens=_context(3),
         line_contexts=3,
         lines_asked=8,
-        fact_tokens=_context(6),
+        fact_tokens=_context(4),
         fact_contexts=4,
         facts_asked=8,
     ),

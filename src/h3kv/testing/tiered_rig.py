@@ -27,6 +27,7 @@ from h3kv.engine.sequence import LanguageModel
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import open_store
 from h3kv.testing.engines import FINGERPRINT, LAYOUT, ByteVocabulary, Rig, tiny_decoder
+from h3kv.tiers.cold import ColdStore
 from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
@@ -61,7 +62,7 @@ def tiered_rig(
         folder: of the cold store; None: there is none.
         units: room of the cold store, in units of 16 blocks.
         device_blocks, host_blocks: caps of the tiers in memory.
-        io: makes the cold store's I/O engine; the one that ships where None.
+        io: makes the cold store's I/O engine; the shipped one where None.
         model: the tiny decoder of seed 0 where None.
         fingerprint: of the block keys and of the store.
         layout: of the tiny model's KV.
@@ -70,38 +71,25 @@ def tiered_rig(
         page_cache_bytes: part of HOST for single pages.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
     """
-    telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
+    telemetry, directory = Recorder(), MemoryDirectory()
     with contextlib.ExitStack() as stack:
         device = DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=device_blocks * layout.block_bytes))
         stack.callback(device.close)
         host = HostStore(layout.slab, HostStoreConfig(capacity_bytes=host_blocks * layout.block_bytes))
         stack.callback(host.close)
-        cold = index = None
+        cold, index = None, None
         if folder is not None:
-            cold = open_store(
-                folder,
-                capacity_bytes=capacity_for(layout, units=units),
-                fingerprint=fingerprint,
-                layout=layout,
-                telemetry=telemetry,
-                engine=io,
-            )
+            cold = _open_cold(folder, layout, units, fingerprint=fingerprint, telemetry=telemetry, io=io)
             stack.callback(cold.close)
-            if layout.slab.page.encoding.is_clustered:
-                size_bytes = index_segments * layout.layers * IndexStore.layer_bytes(layout)
-                index = IndexStore(layout, IndexStoreConfig(size_bytes))
-                stack.callback(index.close)
-        kernels: PageKernels = native
-        if on_torch:
-            kernels = torch_pages = TorchPages(device.arena, layout.slab.page)
-            stack.callback(torch_pages.close)
+            index = _open_index(stack, layout, index_segments)
+        kernels = _kernels(stack, device, layout) if on_torch else native
         pool = KvPool(
             host,
             layout,
             page_kernels=kernels,
             directory=directory,
             telemetry=telemetry,
-            clock=clock,
+            clock=MonotonicClock(),
             device=device,
             cold=cold,
             index=index,
@@ -110,15 +98,57 @@ def tiered_rig(
             ),
         )
         stack.callback(pool.close)
-        engine = Engine(
-            tiny_decoder() if model is None else model,
-            pool,
-            vocabulary=ByteVocabulary(),
-            fingerprint=fingerprint,
-            device=torch.device("cpu"),
-            config=EngineConfig(chunk_tokens=CHUNK_TOKENS, retrieval=retrieval),
-            clock=clock,
-            telemetry=telemetry,
-        )
+        config = EngineConfig(chunk_tokens=CHUNK_TOKENS, retrieval=retrieval)
+        engine = _engine(pool, model or tiny_decoder(), config, fingerprint=fingerprint, telemetry=telemetry)
         stack.callback(engine.close)
-        yield Rig(engine, pool, directory, host, telemetry, clock)
+        yield Rig(engine, pool, directory, host, telemetry, MonotonicClock())
+
+
+def _open_index(stack: contextlib.ExitStack, layout: CacheLayout, segments: int) -> IndexStore | None:
+    """Room for so many indexes, where the encoding has any."""
+    if not layout.slab.page.encoding.is_clustered:
+        return None
+    index = IndexStore(layout, IndexStoreConfig(segments * layout.layers * IndexStore.layer_bytes(layout)))
+    stack.callback(index.close)
+    return index
+
+
+def _kernels(stack: contextlib.ExitStack, device: DeviceStore, layout: CacheLayout) -> PageKernels:
+    """Those of a device without native ones."""
+    torch_pages = TorchPages(device.arena, layout.slab.page)
+    stack.callback(torch_pages.close)
+    return torch_pages
+
+
+def _open_cold(
+    folder: Path,
+    layout: CacheLayout,
+    units: int,
+    *,
+    fingerprint: bytes,
+    telemetry: Recorder,
+    io: EngineFactory | None,
+) -> ColdStore:
+    return open_store(
+        folder,
+        capacity_bytes=capacity_for(layout, units=units),
+        fingerprint=fingerprint,
+        layout=layout,
+        telemetry=telemetry,
+        engine=io,
+    )
+
+
+def _engine(
+    pool: KvPool, model: LanguageModel, config: EngineConfig, *, fingerprint: bytes, telemetry: Recorder
+) -> Engine:
+    return Engine(
+        model,
+        pool,
+        vocabulary=ByteVocabulary(),
+        fingerprint=fingerprint,
+        device=torch.device("cpu"),
+        config=config,
+        clock=MonotonicClock(),
+        telemetry=telemetry,
+    )

@@ -89,6 +89,21 @@ void put_nibble_values(const Page& page, int place, int head_dim, const std::uin
     lane[4 * d] = static_cast<std::uint8_t>((lane[4 * d] & ~(15 << shift)) | codes[d] << shift);
 }
 
+// What a value of 4 bits leaves out, in sixteenths of its step: the byte b of 16 dimensions holds number b low and number
+// 8 + b high.
+void put_residues(const Page& page, int place, int head_dim, const float* x, const Coded& coded) {
+  auto* bytes = reinterpret_cast<std::uint8_t*>(page.residues) + place * head_dim / 2;
+  const float scale = fp16_to_fp32(coded.scale);
+  const float offset = fp16_to_fp32(coded.offset);
+  const auto residue = [&](int d) {
+    if (!(scale > 0.0f)) return 8;
+    const float step = (x[d] - offset) / scale - static_cast<float>(coded.codes[d]);
+    return static_cast<int>(std::min(std::max(std::floor((step + 0.5f) * 16.0f), 0.0f), 15.0f));
+  };
+  for (int d = 0; d < head_dim; d += kLanes)
+    for (int b = 0; b < 8; ++b) bytes[d / 2 + b] = static_cast<std::uint8_t>(residue(d + b) | residue(d + 8 + b) << 4);
+}
+
 int block_of(int head_dim) { return head_dim & -head_dim; }
 
 }  // namespace
@@ -168,6 +183,7 @@ void encode_rows(Encoding encoding, const float* keys, const float* values, int 
     put_scales(page, at, 2, coded);
     if (encoding == Encoding::kInt8) put_byte_values(page, at, head_dim, coded.codes);
     else put_nibble_values(page, at, head_dim, coded.codes);
+    if (page.residues != 0) put_residues(page, at, head_dim, values, coded);
   }
 }
 

@@ -67,7 +67,11 @@ inline void decode_values(const Page& page, int head_dim, char* target) {
       V::load(codes, quads);
       for (int i = 0; i < V::kQuads; ++i) {
         const int t = g * kGroup + 4 * i;
-        const auto number = [&]<int J>() { return number_at<J>(quads[i], fill(scales[t + J]), fill(offsets[t + J])); };
+        const auto number = [&]<int J>() {
+          const Vec whole = number_at<J>(quads[i], fill(scales[t + J]), fill(offsets[t + J]));
+          if (page.residues == 0) return whole;
+          return add(whole, mul(load_residues(page, t + J, d, head_dim), fill(scales[t + J])));
+        };
         store_neighbours<E>(p + t / E::kPack * stride, stride, number.template operator()<0>(),
                             number.template operator()<1>());
         store_neighbours<E>(p + (t + 2) / E::kPack * stride, stride, number.template operator()<2>(),

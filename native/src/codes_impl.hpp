@@ -14,6 +14,17 @@ inline Vec load_scale(const Page& page, Scale which, int cluster) {
   return load_fp16(reinterpret_cast<const std::uint16_t*>(page.scales) + which * kPageTokens + cluster * kLanes);
 }
 
+// What 16 values of a token leave out, in steps of their scale: the middle of each sixteenth of [-1/2, 1/2].
+inline Vec load_residues(const Page& page, int token, int d, int head_dim) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(page.residues) + token * head_dim / 2 + d / 2;
+  alignas(64) float lanes[kLanes];
+  for (int b = 0; b < 8; ++b) {
+    lanes[b] = static_cast<float>(bytes[b] & 15);
+    lanes[8 + b] = static_cast<float>(bytes[b] >> 4);
+  }
+  return add(mul(load(lanes), fill(0.0625f)), fill(0.03125f - 0.5f));
+}
+
 // How keys come: `quads` vectors of 4 dimensions for each step, whose codes are multiplied by kFactor and moved by kCentre.
 struct ByteKeys {
   static constexpr int kQuads = 1;

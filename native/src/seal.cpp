@@ -25,6 +25,7 @@ class Head {
   char* nibbles(int block) const { return slab_ + shape_.plane_offset(block, head_); }
   char* scales(int block) const { return nibbles(block) + shape_.nibbles_bytes(); }
   char* places(int block) const { return scales(block) + shape_.scales_bytes(); }
+  char* residues(int block) const { return slab_ + shape_.residue_offset(block, head_); }
   char* summary() const { return slab_ + shape_.summary_offset(head_); }
 
   Page page(int block) const {
@@ -54,7 +55,10 @@ class Sealer {
       kernels().codes.decode_rows[encoding](source.page(b), head_dim_, row(keys_, b * kPageTokens), row(values_, b * kPageTokens));
     index_kernels().cluster({keys_.data(), blocks_ * kPageClusters, head_dim_, order_.data()});
     permute_words(source, &Head::nibbles);
-    if (args.shape.split_keys) permute_words(source, &Head::keys);
+    if (args.shape.split_keys) {
+      permute_words(source, &Head::keys);
+      permute_residues(source);
+    }
     permute_values(source);
     permute_scales(source);
     for (int b = 0; b < blocks_; ++b)
@@ -110,6 +114,17 @@ class Sealer {
           for (std::size_t d = 0; d < head_dim; ++d) lanes[4 * d + j] = static_cast<std::uint8_t>(low[d] | high[d] << 4);
         }
       }
+  }
+
+  // Residues of values, [block][64 tokens][D] nibbles: rows move whole.
+  void permute_residues(const Head& head) {
+    const auto row_bytes = static_cast<std::size_t>(head_dim_ / 2);
+    bytes_.resize(static_cast<std::size_t>(blocks_) * kPageTokens * row_bytes);
+    for (int b = 0; b < blocks_; ++b) std::memcpy(&bytes_[at(b, 0) * row_bytes], head.residues(b), kPageTokens * row_bytes);
+    for (int b = 0; b < blocks_; ++b)
+      for (int i = 0; i < kPageTokens; ++i)
+        std::memcpy(head.residues(b) + static_cast<std::size_t>(i) * row_bytes,
+                    &bytes_[static_cast<std::size_t>(order_[at(b, i)]) * row_bytes], row_bytes);
   }
 
   void permute_scales(const Head& head) {

@@ -36,6 +36,11 @@ struct SlabShape {
     return planes_offset() + (head * kSegmentBlocks + block) * plane_bytes();
   }
   std::int64_t summary_offset(int head) const { return plane_offset(0, kv_heads) + head * summary_bytes(); }
+  // Of the values' residues, which k8v4 has: [kv_head][block], from a checked unit on.
+  std::int64_t residue_offset(int block, int head) const {
+    const std::int64_t start = (summary_offset(kv_heads) + 4095) / 4096 * 4096;
+    return start + (head * kSegmentBlocks + block) * nibbles_bytes();
+  }
 };
 
 // Arrays of 64 fp16 numbers that follow each other.

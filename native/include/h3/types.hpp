@@ -23,7 +23,7 @@ constexpr int kPartTokens = 1024;   // tokens of one part of a decode step
 constexpr int kBatchPages = 4;      // pages between two updates of the running softmax where many rows share them
 constexpr int kHeadDimMax = 256;   // scratch is sized by it
 
-// One page of one layer and KV head. 48 bytes; equals PAGE_DTYPE in attention/native.py.
+// One page of one layer and KV head. 56 bytes; equals PAGE_DTYPE in attention/native.py.
 struct Page {
   std::uint64_t keys;       // address of the keys
   std::uint64_t values;     // address of the values
@@ -32,8 +32,9 @@ struct Page {
   std::uint64_t scales;     // address of fp16[4][64], or 0: raw pages have none
   std::int32_t first;
   std::int32_t count;       // tokens in use, 0 to 64
+  std::uint64_t residues = 0;  // address of the values' residues, or 0: values are taken as they are coded
 };
-static_assert(sizeof(Page) == 48);
+static_assert(sizeof(Page) == 56);
 static_assert(kPartTokens % (kBatchPages * kPageTokens) == 0);
 
 }  // namespace h3

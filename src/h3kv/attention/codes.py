@@ -7,7 +7,7 @@ A page of codes is two pieces of memory, drawn in `core/layout.py`: the page, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ KEY_LEVELS = {Encoding.INT8: 255, Encoding.K8V4: 255, Encoding.INT4: 15}
 
 VALUE_LEVELS = {Encoding.INT8: 255, Encoding.K8V4: 15, Encoding.INT4: 15}
 """Largest code of a value."""
+
+
+RESIDUE_STEPS = 16
+"""Parts of a step that residues tell apart."""
 
 
 def rotate(x_XD: Tensor) -> Tensor:
@@ -50,10 +54,15 @@ class CodedRows:
     scale_X: Tensor
     """fp16; NaN, like the offset, where a row is not all finite."""
     offset_X: Tensor
+    residues_XD: Tensor | None = None
+    """uint8: what codes leave out, in sixteenths of a step; None where that is not kept."""
 
     def decode(self) -> Tensor:
         """The numbers, fp32."""
-        return self.codes_XD.float() * self.scale_X.float()[..., None] + self.offset_X.float()[..., None]
+        codes_XD = self.codes_XD.float()
+        if self.residues_XD is not None:
+            codes_XD = codes_XD + ((self.residues_XD.float() + 0.5) / RESIDUE_STEPS - 0.5)
+        return codes_XD * self.scale_X.float()[..., None] + self.offset_X.float()[..., None]
 
 
 def encode(x_XD: Tensor, levels: int) -> CodedRows:
@@ -70,6 +79,15 @@ def encode(x_XD: Tensor, levels: int) -> CodedRows:
     return CodedRows(codes_XD.to(torch.uint8), scale_X, offset_X)
 
 
+def with_residues(coded: CodedRows, x_XD: Tensor) -> CodedRows:
+    """The codes of these rows, with what they leave out."""
+    scale_X1 = coded.scale_X.float()[..., None]
+    steps_XD = (x_XD - coded.offset_X.float()[..., None]) / scale_X1 - coded.codes_XD.float()
+    residues_XD = ((steps_XD + 0.5) * RESIDUE_STEPS).floor().clamp(0, RESIDUE_STEPS - 1)
+    residues_XD = residues_XD.masked_fill(~(scale_X1 > 0), RESIDUE_STEPS // 2).to(torch.uint8)
+    return CodedRows(coded.codes_XD, coded.scale_X, coded.offset_X, residues_XD)
+
+
 @dataclass(frozen=True, slots=True)
 class CodedTokens:
     """Keys and values of the same tokens, rotated and coded."""
@@ -79,16 +97,39 @@ class CodedTokens:
 
     @classmethod
     def of(cls, k_XD: Tensor, v_XD: Tensor, encoding: Encoding) -> CodedTokens:
-        """Rotate and encode."""
-        return cls(encode(rotate(k_XD), KEY_LEVELS[encoding]), encode(rotate(v_XD), VALUE_LEVELS[encoding]))
+        """Rotate and encode, with residues of values where the encoding has them."""
+        values_XD = rotate(v_XD)
+        values = encode(values_XD, VALUE_LEVELS[encoding])
+        if encoding is Encoding.K8V4:
+            values = with_residues(values, values_XD)
+        return cls(encode(rotate(k_XD), KEY_LEVELS[encoding]), values)
+
+    def without_residues(self) -> CodedTokens:
+        """The same, with values as their codes alone say."""
+        return CodedTokens(self.keys, replace(self.values, residues_XD=None))
 
     def decode(self) -> tuple[Tensor, Tensor]:
         """Keys and values as they were before the rotation, but for what the codes lost; fp32."""
         return rotate(self.keys.decode()), rotate(self.values.decode())
 
 
+def pack_residues(tokens: CodedTokens) -> Tensor:
+    """The bytes of the residues of pages of 64 tokens each, [X, B]; empty where there are none."""
+    residues_XSD = tokens.values.residues_XD
+    if residues_XSD is None:
+        return torch.empty(*tokens.values.scale_X.shape[:-1], 0, dtype=torch.uint8)
+    groups = _split(residues_XSD, -1, (-1, 2, LANE_TOKENS // 2))
+    return (groups[..., 0, :] | groups[..., 1, :] << 4).flatten(-3)
+
+
+def unpack_residues(bytes_XB: Tensor, head_dim: int) -> Tensor:
+    """What `pack_residues` was given, [X, S, D]."""
+    groups = _split(bytes_XB, -1, (BLOCK_TOKENS, head_dim // LANE_TOKENS, LANE_TOKENS // 2))
+    return torch.stack([groups & 15, groups >> 4], dim=-2).flatten(-3)
+
+
 def pack(tokens: CodedTokens, layout: PageLayout) -> tuple[Tensor, Tensor]:
-    """The bytes of pages of 64 tokens each.
+    """The bytes of pages of 64 tokens each, but for residues.
 
     Returns:
         Keys and values [X, B] as they lie in a page, and nibbles and scales [X, B] as they begin a plane; uint8.
@@ -109,7 +150,7 @@ def pack(tokens: CodedTokens, layout: PageLayout) -> tuple[Tensor, Tensor]:
 
 
 def unpack(page_XB: Tensor, plane_XB: Tensor, layout: PageLayout) -> CodedTokens:
-    """The tokens of pages: what `pack` was given. More bytes than it gives back may follow."""
+    """The tokens of pages: what `pack` was given, without residues. More bytes than it gives back may follow."""
     head_dim, encoding = layout.head_dim, layout.encoding
     is_byte = encoding is Encoding.INT8
     keys = page_XB[..., : layout.keys_bytes]

@@ -5,6 +5,7 @@ Shapes: T query tokens, H query heads, K KV heads, N pages, B pages of a run, D 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from h3kv import _native
 from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
-from h3kv.core.layout import PageLayout
+from h3kv.core.layout import PageLayout, SlabLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
 from h3kv.core.types import DType, Encoding
 
@@ -29,11 +30,12 @@ PAGE_DTYPE: Final = np.dtype(
         ("scales", "<u8"),
         ("first", "<i4"),
         ("count", "<i4"),
+        ("residues", "<u8"),
     ]
 )
 """One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), of nibbles
 and scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens
-in use. The same 48 bytes as `h3::Page`."""
+in use. and of the residues of values. The same 56 bytes as `h3::Page`."""
 
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`h3::DType` of each element type that the native core reads."""
@@ -47,7 +49,7 @@ DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items
 ENCODINGS: Final = {Encoding.RAW: 0, Encoding.INT8: 1, Encoding.K8V4: 2, Encoding.INT4: 3}
 """`h3::Encoding` of each of ours."""
 
-assert PAGE_DTYPE.itemsize == 48
+assert PAGE_DTYPE.itemsize == 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,19 @@ class RunOffsets:
     pages_KB: NDArray[np.uint64]
     planes_KB: NDArray[np.uint64]
     """Of the planes in the index. Raw pages have none: not read."""
+    residues_KB: NDArray[np.uint64]
+    """Of the residues of values. Read where the encoding has them."""
+
+    @classmethod
+    def of(cls, slab: SlabLayout, blocks: range, *, room_blocks: int) -> RunOffsets:
+        """Those of some blocks of a slab with room for so many."""
+
+        def each(offset: Callable[..., int]) -> NDArray[np.uint64]:
+            heads = range(slab.kv_heads)
+            rows = [[offset(block, head, blocks=room_blocks) for block in blocks] for head in heads]
+            return np.array(rows, dtype=np.uint64).reshape(slab.kv_heads, len(blocks))
+
+        return cls(each(slab.page_offset), each(slab.plane_offset), each(slab.residue_offset))
 
 
 def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int) -> None:
@@ -106,6 +121,7 @@ def write_addresses(
     keys_KB = offsets.pages_KB + np.uint64(slab_address)
     pages_KB["keys"] = keys_KB
     pages_KB["values"] = keys_KB + np.uint64(layout.keys_bytes)
+    pages_KB["residues"] = offsets.residues_KB + np.uint64(slab_address) if layout.residues_bytes else 0
     if layout.is_raw:
         pages_KB["nibbles"] = pages_KB["scales"] = 0
         return

@@ -17,7 +17,7 @@ segment is partly used, the last that was mounted.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -287,18 +287,8 @@ class PageTable:
         return rows_L
 
     def _offsets(self, blocks: int, run: PageRun) -> RunOffsets:
-        slab, first = self._layout.slab, run.first_block
-
-        def each(offset: Callable[..., int]) -> NDArray[np.uint64]:
-            return np.array(
-                [
-                    [offset(first + block, head, blocks=run.room_blocks) for block in range(blocks)]
-                    for head in range(slab.kv_heads)
-                ],
-                dtype=np.uint64,
-            )
-
-        return RunOffsets(each(slab.page_offset), each(slab.plane_offset))
+        used = range(run.first_block, run.first_block + blocks)
+        return RunOffsets.of(self._layout.slab, used, room_blocks=run.room_blocks)
 
     def _grow(self, pages: int) -> None:
         """Make the table hold so many pages."""

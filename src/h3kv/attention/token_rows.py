@@ -8,6 +8,7 @@ Attention never needs this: it reads pages as they lie.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import torch
@@ -76,7 +77,11 @@ def _unpack(pages_KN: NDArray[np.void], layout: PageLayout) -> codes.CodedTokens
     """The coded tokens of all pages, [K, N, 64, D]."""
     parts = [_copy(pages_KN["keys"], layout.keys_bytes), _copy(pages_KN["values"], layout.values_bytes)]
     planes = [_copy(pages_KN["nibbles"], layout.nibbles_bytes), _copy(pages_KN["scales"], SCALES_BYTES)]
-    return codes.unpack(torch.cat(parts, dim=-1), torch.cat(planes, dim=-1), layout)
+    tokens = codes.unpack(torch.cat(parts, dim=-1), torch.cat(planes, dim=-1), layout)
+    if not layout.residues_bytes or not pages_KN["residues"].all():
+        return tokens
+    residues_KNSD = codes.unpack_residues(_copy(pages_KN["residues"], layout.residues_bytes), layout.head_dim)
+    return codes.CodedTokens(tokens.keys, dataclasses.replace(tokens.values, residues_XD=residues_KNSD))
 
 
 def _copy(addresses_KN: NDArray[np.uint64], size_bytes: int) -> Tensor:

@@ -9,6 +9,7 @@ bounded at any context length. A run's length depends on shapes only: results do
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 import numpy as np
@@ -174,7 +175,10 @@ class _CodeStore:
             old_rows.codes_XD.flatten(1, 2)[:, chosen] = new_rows.codes_XD
             old_rows.scale_X.flatten(1, 2)[:, chosen] = new_rows.scale_X
             old_rows.offset_X.flatten(1, 2)[:, chosen] = new_rows.offset_X
-        self._arena[at_KNB] = torch.cat(codes.pack(held, self._layout), dim=-1)
+        if held.values.residues_XD is not None and new.values.residues_XD is not None:
+            held.values.residues_XD.flatten(1, 2)[:, chosen] = new.values.residues_XD
+        pieces = [*codes.pack(held, self._layout), codes.pack_residues(held).to(at_KNB.device)]
+        self._arena[at_KNB] = torch.cat(pieces, dim=-1)
 
     def read(self, pages_KN: NDArray[np.void]) -> tuple[Tensor, Tensor]:
         """All rows of the pages in fp32, as they were before the rotation, keys and values [K, S, D]."""
@@ -182,13 +186,14 @@ class _CodeStore:
         return k_KNSD.flatten(1, 2), v_KNSD.flatten(1, 2)
 
     def _bytes_of(self, pages_KN: NDArray[np.void]) -> Tensor:
-        """Where the bytes of pages and planes lie in the arena, in the order of `codes.pack`: [K, N, B]."""
+        """Where the bytes of pages, planes and residues lie in the arena, in the order of `codes.pack`: [K, N, B]."""
         layout = self._layout
         sizes = {
             "keys": layout.keys_bytes,
             "values": layout.values_bytes,
             "nibbles": layout.nibbles_bytes,
             "scales": SCALES_BYTES,
+            "residues": layout.residues_bytes,
         }
         offsets = [
             pages_KN[part].astype(np.int64)[..., None] - self._base + np.arange(size_bytes)
@@ -197,11 +202,16 @@ class _CodeStore:
         return torch.from_numpy(np.concatenate(offsets, axis=-1)).to(self._arena.device)
 
     def _unpack(self, at_KNB: Tensor) -> codes.CodedTokens:
-        split = self._layout.keys_bytes + self._layout.values_bytes
+        layout = self._layout
+        split = layout.keys_bytes + layout.values_bytes
+        end = split + layout.nibbles_bytes + SCALES_BYTES
         bytes_KNB = self._arena[at_KNB]
-        held = codes.unpack(bytes_KNB[..., :split], bytes_KNB[..., split:], self._layout)
-        rows = [
+        held = codes.unpack(bytes_KNB[..., :split], bytes_KNB[..., split:end], layout)
+        keys, values = (
             codes.CodedRows(each.codes_XD.contiguous(), each.scale_X.contiguous(), each.offset_X.contiguous())
             for each in (held.keys, held.values)
-        ]
-        return codes.CodedTokens(*rows)
+        )
+        if layout.residues_bytes:
+            residues = codes.unpack_residues(bytes_KNB[..., end:], layout.head_dim).contiguous()
+            values = dataclasses.replace(values, residues_XD=residues)
+        return codes.CodedTokens(keys, values)

@@ -146,7 +146,7 @@ def _tables(pages: Tensor, layout: SlabLayout) -> list[NDArray[Any]]:
     """Page tables of as many sequences as fit the buffer, slab after slab as a store lays them."""
     slab_bytes = layout.size_bytes(SEGMENT_BLOCKS_MAX)
     slabs = BLOCKS // SEGMENT_BLOCKS_MAX
-    offsets = _offsets(layout)
+    offsets = RunOffsets.of(layout, range(SEGMENT_BLOCKS_MAX), room_blocks=SEGMENT_BLOCKS_MAX)
     tables = []
     for sequence in range(pages.numel() // (slabs * slab_bytes)):
         table_KN = np.zeros((layout.kv_heads, BLOCKS), dtype=PAGE_DTYPE)
@@ -157,21 +157,6 @@ def _tables(pages: Tensor, layout: SlabLayout) -> list[NDArray[Any]]:
         table_KN["count"] = BLOCK_TOKENS
         tables.append(table_KN)
     return tables
-
-
-def _offsets(layout: SlabLayout) -> RunOffsets:
-    """Of all pages of a full slab."""
-
-    def each(offset_of: Callable[..., int]) -> NDArray[np.uint64]:
-        return np.array(
-            [
-                [offset_of(block, head, blocks=SEGMENT_BLOCKS_MAX) for block in range(SEGMENT_BLOCKS_MAX)]
-                for head in range(layout.kv_heads)
-            ],
-            dtype=np.uint64,
-        )
-
-    return RunOffsets(each(layout.page_offset), each(layout.plane_offset))
 
 
 def _sequences(plain: Tensor, geometry: Geometry, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

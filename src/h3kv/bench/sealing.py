@@ -64,15 +64,11 @@ def _filled_slabs(layout: CacheLayout, source: KvSource) -> torch.Tensor:
     slab = layout.slab
     slab_bytes = slab.size_bytes(SEGMENT_BLOCKS_MAX)
     memory = huge_buffer(layout.layers * slab_bytes)
-    heads, blocks = range(slab.kv_heads), range(SEGMENT_BLOCKS_MAX)
-    pages_KB, planes_KB = (
-        np.array([[offset(block, head, blocks=SEGMENT_BLOCKS_MAX) for block in blocks] for head in heads], np.uint64)
-        for offset in (slab.page_offset, slab.plane_offset)
-    )
+    offsets = RunOffsets.of(slab, range(SEGMENT_BLOCKS_MAX), room_blocks=SEGMENT_BLOCKS_MAX)
     table_KN = np.zeros((slab.kv_heads, SEGMENT_BLOCKS_MAX), dtype=PAGE_DTYPE)
     for layer in range(layout.layers):
         address = memory.data_ptr() + layer * slab_bytes
-        native.write_addresses(table_KN, 0, address, RunOffsets(pages_KB, planes_KB), layout=slab.page)
+        native.write_addresses(table_KN, 0, address, offsets, layout=slab.page)
         k_TKD, v_TKD = source.chunk(layer, 0, SEGMENT_TOKENS_MAX)
         native.append(k_TKD.contiguous(), v_TKD.contiguous(), table_KN, layout=slab.page, index=0)
     return memory

@@ -28,20 +28,22 @@ products each (`vpdpbusd`). A nibble is a half of a byte; D = head_dim:
             int4   keys, the same way, scales, places
     scales  fp16 [4][64 tokens]: scale of keys, offset of keys, scale of values, offset of values
     places  u16 [64 tokens]: which token of its segment each one is
+    residue k8v4   of values [64 tokens][D / 16][16 dims] nibbles: what a code of 4 bits leaves out, in sixteenths of its step
 
 Of eight nibbles in a 32-bit lane, byte b holds number b in its low half and number 4 + b in its high half. A cluster is
 16 consecutive tokens of a page. The first index of keys counts clusters, that of values groups of 4 or 8 tokens: so a
-cluster's keys follow each other, and so do its values.
+cluster's keys follow each other, and so do its values. Of 16 nibbles of a residue, byte b holds number b low and number
+8 + b high. Residues are read for the few tokens that weigh much: 4 bits of a value are enough where many add up.
 
 Tokens past a page's count are never used as numbers, but may be loaded: a page's memory is always whole.
 
 A raw slab is `[kv_head][block]` of pages, so that one head's pages follow each other. The slab of another encoding has
 an index behind its pages:
 
-    0                               index_offset
-    +-------------------------------+-------------------------------+----------------------+---------+
-    | pages [kv_head][block]        | planes [kv_head][block]       | summaries [kv_head]  | padding |
-    +-------------------------------+-------------------------------+----------------------+---------+
+    0                       index_offset                                            residue_offset
+    +-----------------------+-----------------------+---------------------+---------+-----------------------+---------+
+    | pages [kv_head][block]| planes [kv_head][block]| summaries [kv_head]| padding | residues [kv_head][b.]| padding |
+    +-----------------------+-----------------------+---------------------+---------+-----------------------+---------+
 
 A summary is an int8 page of 64 tokens with its scales behind it: its keys are the mean keys of the slab's clusters and
 its values their mean values, in the clusters' order. Only slabs of 16 blocks in a clustered encoding have summaries.
@@ -123,6 +125,11 @@ class PageLayout:
         return self.nibbles_bytes + SCALES_BYTES + (PLACES_BYTES if self.encoding.is_clustered else 0)
 
     @property
+    def residues_bytes(self) -> int:
+        """Bytes of one page's residues of values."""
+        return BLOCK_TOKENS * self.head_dim // 2 if self.encoding is Encoding.K8V4 else 0
+
+    @property
     def summary_bytes(self) -> int:
         """Bytes of one KV head's summary in a slab of 16 blocks."""
         return 2 * BLOCK_TOKENS * self.head_dim + SCALES_BYTES if self.encoding.is_clustered else 0
@@ -142,7 +149,7 @@ class SlabLayout:
         if page.is_raw:
             return self.kv_heads * page.size_bytes
         share = page.summary_bytes // SEGMENT_BLOCKS_MAX
-        return _whole(self.kv_heads * (page.size_bytes + page.plane_bytes + share))
+        return _whole(self.kv_heads * (page.size_bytes + page.plane_bytes + share + page.residues_bytes))
 
     @property
     def check_bytes(self) -> int:
@@ -162,22 +169,31 @@ class SlabLayout:
         planes = self.kv_heads * blocks * self.page.plane_bytes
         return self.index_offset(blocks) + planes + kv_head * self.page.summary_bytes
 
+    def residue_offset(self, block: int, kv_head: int, *, blocks: int) -> int:
+        """The same of a page's residues. In a slab with summaries they begin at a checked unit."""
+        return self._index_end(blocks) + (kv_head * blocks + block) * self.page.residues_bytes
+
     def index_offset(self, blocks: int) -> int:
         """Offset of the index: what lies before it are pages."""
         return self.kv_heads * blocks * self.page.size_bytes
 
     def index_bytes(self, blocks: int) -> int:
-        """Bytes of the index: whole checked units, since it begins and ends with one in a slab of 16 blocks."""
-        return self.content_bytes(blocks) - self.index_offset(blocks)
+        """Bytes of the index: whole checked units in a slab of 16 blocks, where it begins and ends with one."""
+        return self._index_end(blocks) - self.index_offset(blocks)
 
     def content_bytes(self, blocks: int) -> int:
         """Bytes of a slab with room for so many blocks, without the padding at its end: whole checked units."""
-        end = self.summary_offset(self.kv_heads if blocks == SEGMENT_BLOCKS_MAX else 0, blocks=blocks)
+        end = self.residue_offset(0, self.kv_heads, blocks=blocks)
         return -(-end // self.check_bytes) * self.check_bytes
 
     def size_bytes(self, blocks: int) -> int:
         """Bytes of a slab of so many blocks."""
         return blocks * self.block_bytes
+
+    def _index_end(self, blocks: int) -> int:
+        if blocks < SEGMENT_BLOCKS_MAX:
+            return self.summary_offset(0, blocks=blocks)
+        return -(-self.summary_offset(self.kv_heads, blocks=blocks) // self.check_bytes) * self.check_bytes
 
 
 @dataclass(frozen=True, slots=True)

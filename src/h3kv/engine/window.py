@@ -84,7 +84,11 @@ class Window:
         slots_BL1 = np.array([self._addresses[block] for block in blocks], dtype=np.uint64)[..., None]
         home_L1 = np.array(addresses_L, dtype=np.uint64)[:, None]
         places = range(first_block, first_block + len(blocks))
-        pieces = ((slab.page_offset, slab.page.size_bytes), (slab.plane_offset, slab.page.plane_bytes))
+        pieces = (
+            (slab.page_offset, slab.page.size_bytes),
+            (slab.plane_offset, slab.page.plane_bytes),
+            (slab.residue_offset, slab.page.residues_bytes),
+        )
         for offset, size_bytes in pieces:
             if size_bytes == 0:
                 continue

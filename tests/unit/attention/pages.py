@@ -62,6 +62,7 @@ def random_pages(
                 0,
                 start,
                 count,
+                0,
             )
             memory.append(page)
             start += count

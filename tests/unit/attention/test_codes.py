@@ -93,6 +93,36 @@ def test_append_in_any_pieces_writes_the_drawn_bytes(
         assert (pages.planes_KNB[..., layout.nibbles_bytes + SCALES_BYTES :] == 0xFF).all(), "places were touched"
 
 
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_residues_are_the_drawn_bytes_and_many_rows_read_all_of_them(
+    isa: str, head_dim: int, generator: torch.Generator
+) -> None:
+    layout = PageLayout(DType.FP32, head_dim, Encoding.K8V4)
+    pages = coded_pages(128, layout, kv_heads=2, generator=generator, fine=True)
+    k_KNSD, v_KNSD = (x_SKD.transpose(0, 1).unflatten(1, (2, 64)) for x_SKD in (pages.k_SKD, pages.v_SKD))
+    tokens = codes.CodedTokens.of(k_KNSD, v_KNSD, Encoding.K8V4)
+    assert torch.equal(pages.residues_KNB, codes.pack_residues(tokens))
+    assert torch.equal(codes.unpack_residues(pages.residues_KNB, head_dim), tokens.values.residues_XD)
+    q_THD = torch.randn(20, 4, head_dim, generator=generator)
+    part = native.attend(q_THD, pages.table_KN, layout=layout, position=127)
+    expected = reference.attend(q_THD, [pages.decoded], position=127)
+    torch.testing.assert_close(part.out_THD, expected.out_THD, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0])
+def test_few_rows_refine_the_tokens_that_weigh_much(isa: str, sharpness: float, generator: torch.Generator) -> None:
+    pages = coded_pages(300, PageLayout(DType.FP32, 64, Encoding.K8V4), kv_heads=2, generator=generator, fine=True)
+    q_THD = sharpness * torch.randn(1, 6, 64, generator=generator)
+    fine = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=299)
+    pages.table_KN["residues"] = 0
+    coarse = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=299)
+    expected = reference.attend(q_THD, [pages.decoded], position=299)
+    fine_error, coarse_error = ((part.out_THD - expected.out_THD).norm() for part in (fine, coarse))
+    # Weights below a sixteenth of the largest keep the error of their codes: where they are all there is, it averages out.
+    assert fine_error < (0.2 if sharpness == 8.0 else 0.8) * coarse_error
+    assert torch.equal(fine.lse_TH, coarse.lse_TH)
+
+
 @pytest.mark.parametrize("encoding", CODES)
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_positions_mask_permuted_tokens(isa: str, encoding: Encoding, tokens: int, generator: torch.Generator) -> None:
@@ -171,7 +201,7 @@ def test_torch_pages_write_the_same_bytes_and_attend_alike(
     dtype: DType, encoding: Encoding, generator: torch.Generator
 ) -> None:
     layout = PageLayout(dtype, 64, encoding)
-    pages = coded_pages(100, layout, kv_heads=2, generator=generator)
+    pages = coded_pages(100, layout, kv_heads=2, generator=generator, fine=True)
     before = pages.pages_KNB.clone(), pages.planes_KNB.clone()
     arena = torch.frombuffer(_memory_of(pages), dtype=torch.uint8)
     kernels = TorchPages(arena, layout)

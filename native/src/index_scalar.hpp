@@ -3,11 +3,18 @@
 
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
 namespace h3::H3_ISA {
 
-// 2^x for x <= 0 with a relative error of 1e-7; below 2^-126 the result is 0 or a denormal number. NaN stays NaN.
+constexpr int kTogether = 2;  // clusters that are scored at the same time
+
+// Four bytes of a query.
+using Quad = const void*;
+inline Quad load_quad(const void* p) { return p; }
+inline Ints dot_quad(const Ints& acc, const Bytes& codes, Quad quad) { return dot_nibbles(acc, codes, quad); }
+
+// 2^x with a relative error of 1e-7; below 2^-126 the result is 0 or a denormal number. NaN stays NaN.
+template <int Parts>
 inline Vec power_of_two(Vec x) {
   x = max(fill(-200.0f), x);  // the second operand wins over NaN
   const Vec n = round_nearest(x);
@@ -28,9 +35,12 @@ inline Vec log2_lanes(const Vec& a) {
   return load(x);
 }
 
-inline void transpose(float* m) {
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < i; ++j) std::swap(m[16 * i + j], m[16 * j + i]);
+// Lane i of the result is the sum over the lanes of vector(i), for 16 of them.
+template <class Vector>
+inline Vec sums_of_rows(const Vector& vector) {
+  alignas(64) float sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = sum_lanes(vector(i));
+  return load(sums);
 }
 
 }  // namespace h3::H3_ISA

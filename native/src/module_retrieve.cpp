@@ -36,10 +36,12 @@ struct Retrieval {
     h3::select({args, at<float>(exact_lse), at<std::int32_t>(chosen), budget, shortlist});
   }
 
-  std::pair<std::int64_t, std::int64_t> attend_chosen(Address chosen, Address addresses, Address out, Address out_lse, Address chosen_lse, int budget,
-                     bool estimate) const {
-    const h3::ChosenReads reads = h3::attend_chosen({args, at<std::int32_t>(chosen), at<std::uint64_t>(addresses), at<float>(out), at<float>(out_lse),
-                       at<float>(chosen_lse), budget, estimate});
+  std::pair<std::int64_t, std::int64_t> attend_chosen(Address chosen, Address addresses, Address out, Address out_lse,
+                                                      Address read_lse, int budget, bool estimate, Address exact_out,
+                                                      Address exact_lse) const {
+    const h3::ChosenReads reads = h3::attend_chosen({args, at<std::int32_t>(chosen), at<std::uint64_t>(addresses),
+                                                     at<float>(exact_out), at<float>(exact_lse), at<float>(out),
+                                                     at<float>(out_lse), at<float>(read_lse), budget, estimate});
     return {reads.clusters, reads.pages};
   }
 
@@ -56,5 +58,7 @@ void bind_retrieve(nb::module_& m) {
   nb::class_<Retrieval>(m, "Retrieval")
       .def(nb::init<Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float, int>())
       .def("select", &Retrieval::select, Released())
-      .def("attend_chosen", &Retrieval::attend_chosen, Released());
+      .def("attend_chosen", &Retrieval::attend_chosen, nb::arg("chosen"), nb::arg("addresses"), nb::arg("out"),
+           nb::arg("out_lse"), nb::arg("read_lse"), nb::arg("budget"), nb::arg("estimate"), nb::arg("exact_out") = 0,
+           nb::arg("exact_lse") = 0, Released());
 }

@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include "h3/attend.hpp"
 #include "h3/dispatch.hpp"
 #include "h3/pool.hpp"
 
@@ -19,14 +18,21 @@ constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLogTokens = 4.0f;  // log2(kClusterTokens)
 constexpr int kListRun = 64;        // listed clusters of one unit
-constexpr int kMeanRun = 16;        // segments whose mean values one unit sums up
-constexpr int kTokensAtOnce = 8;    // query tokens whose weights of all clusters are kept at the same time
+constexpr int kMeanRun = 8;         // segments whose mean values one unit sums up
+constexpr int kPageRun = 16;        // pages with chosen clusters of one unit
+constexpr int kPagesAhead = 2;      // pages that are fetched before they are read
+constexpr int kTokensAtOnce = 8;    // query tokens whose partial sums are kept at the same time
 constexpr int kEverything = 1 << 30;  // a position that sees all tokens
 
 template <class T>
 T* grown(std::vector<T>& room, std::int64_t count) {
   if (room.size() < static_cast<std::size_t>(count)) room.resize(static_cast<std::size_t>(count));
   return room.data();
+}
+
+// Into the second cache.
+void fetch(std::uint64_t address, std::int64_t size) {
+  for (std::int64_t at = 0; at < size; at += 64) __builtin_prefetch(reinterpret_cast<const char*>(address) + at, 0, 2);
 }
 
 struct Shape {
@@ -111,6 +117,11 @@ void rank_all(const RetrieveArgs& a, const Shape& s, const Queries& queries) {
     for (int unit = begin; unit < end; ++unit) {
       const int segment = unit / a.shape.kv_heads, head = unit % a.shape.kv_heads;
       const Page page = summary_page(a, a.segments[segment], head);
+      if (segment + 1 < a.segment_count) {
+        const Page next = summary_page(a, a.segments[segment + 1], head);
+        fetch(next.keys, a.shape.means_bytes() / 2);
+        fetch(next.scales, a.shape.scales_bytes() / 2);
+      }
       kernels().codes.score_page[static_cast<int>(Encoding::kInt8)](queries.rows(head), page, scores);
       for (int r = 0; r < s.rows; ++r) {
         float* lse = lse_of(a, s, r / s.group, head) + r % s.group * s.clusters + segment * kSegmentClusters;
@@ -248,61 +259,95 @@ void choose(const SelectArgs& args, const Shape& s, int count, std::int32_t* fou
   });
 }
 
-// What attend_chosen() knows of some query tokens while it runs.
+// A running softmax in base 2 of a group's heads: sums are relative to 2^maximum.
+struct Sums {
+  float* out;      // [group][D], rotated
+  float* maximum;  // [group]
+  float* sum;      // [group]
+};
+
+// Attention of some query tokens: units of chosen pages and units of mean values, then all of them together. Memory is
+// kept from call to call.
 class Chosen {
  public:
-  Chosen(const ChosenArgs& args, int first, int tokens) : args_(args), a_(args.of), s_(args.of) {
-    a_.tokens = tokens;
-    a_.q = static_cast<const char*>(args.of.q) + std::int64_t{first} * a_.heads * a_.shape.head_dim * size_bytes(a_.q_dtype);
-    a_.lse = args.of.lse + std::int64_t{first} * a_.heads * s_.clusters;
-    s_ = Shape(a_);
-    const std::int64_t skipped = std::int64_t{first} * a_.shape.kv_heads * args.budget;
-    args_.chosen += skipped;
-    if (args_.addresses != nullptr) args_.addresses += skipped;
-    args_.out += std::int64_t{first} * a_.heads * a_.shape.head_dim;
-    args_.out_lse += first * a_.heads;
-    args_.chosen_lse += first * a_.heads;
-  }
-
-  ChosenReads run() {
-    const std::int64_t lists = std::int64_t{a_.tokens} * a_.shape.kv_heads;
-    pages_.resize(static_cast<std::size_t>(lists * args_.budget));
-    page_counts_.assign(static_cast<std::size_t>(lists), 0);
-    reads_.assign(static_cast<std::size_t>(lists), {});
-    if (args_.estimate) {
-      weights_.resize(static_cast<std::size_t>(std::int64_t{a_.tokens} * a_.heads * s_.clusters));
-      weighed_.assign(static_cast<std::size_t>(a_.tokens * a_.heads), {kNothing, 0.0f});
-    }
-    parallel(static_cast<int>(lists), a_.threads, Share::kOne, [&](int begin, int end) {
-      for (int unit = begin; unit < end; ++unit) prepare(unit);
+  ChosenReads run(const ChosenArgs& args, int first, int tokens) {
+    set(args, first, tokens);
+    const int lists = a_.tokens * a_.shape.kv_heads;
+    const Queries queries(a_, query_parts(a_.shape.encoding(), a_.page_dtype));
+    parallel(lists, a_.threads, Share::kOne, [&](int begin, int end) {
+      for (int list = begin; list < end; ++list) prepare(list);
     });
-    for (int t = 0; t < a_.tokens; ++t) read_exactly(t);
-    if (!args_.estimate) {
-      std::copy_n(args_.chosen_lse, a_.tokens * a_.heads, args_.out_lse);
-    } else {
-      sum_means();
-      for (int t = 0; t < a_.tokens; ++t)
-        for (int h = 0; h < a_.heads; ++h) merge(t, h);
-    }
+    const int page_units = lists * page_runs_, units = page_units + lists * mean_runs_;
+    parallel(units, a_.threads, Share::kOne, [&](int begin, int end) {
+      for (int unit = begin; unit < end; ++unit) {
+        if (unit < page_units) read_pages(queries, unit / page_runs_, unit % page_runs_);
+        else sum_means((unit - page_units) % lists, (unit - page_units) / lists);
+      }
+    });
+    for (int list = 0; list < lists; ++list)
+      for (int g = 0; g < group_; ++g) merge(list, g);
     ChosenReads all{};
-    for (const ChosenReads& reads : reads_) all = {all.clusters + reads.clusters, all.pages + reads.pages};
+    for (int list = 0; list < lists; ++list) all = {all.clusters + reads_[at(list)].clusters, all.pages + reads_[at(list)].pages};
     return all;
   }
 
  private:
-  std::uint64_t page_address(std::int64_t at, std::int32_t cluster, int head) const {
-    const std::uint64_t address = args_.addresses == nullptr ? 0 : args_.addresses[at];
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+  void set(const ChosenArgs& args, int first, int tokens) {
+    args_ = args;
+    a_ = args.of;
+    clusters_ = Shape(a_).clusters;
+    group_ = Shape(a_).group;
+    const std::int64_t row = std::int64_t{first} * a_.heads, skipped = std::int64_t{first} * a_.shape.kv_heads * args.budget;
+    a_.tokens = tokens;
+    a_.q = static_cast<const char*>(a_.q) + row * a_.shape.head_dim * size_bytes(a_.q_dtype);
+    a_.lse += row * clusters_;
+    args_.chosen += skipped;
+    if (args_.addresses != nullptr) args_.addresses += skipped;
+    if (args_.exact_out != nullptr) args_.exact_out += row * a_.shape.head_dim, args_.exact_lse += row;
+    args_.out += row * a_.shape.head_dim;
+    args_.out_lse += row;
+    args_.read_lse += row;
+    page_runs_ = (args.budget + kPageRun - 1) / kPageRun;
+    mean_runs_ = args.estimate ? (a_.segment_count + kMeanRun - 1) / kMeanRun : 0;
+    const std::int64_t lists = std::int64_t{tokens} * a_.shape.kv_heads;
+    grown(pages_, lists * args.budget);
+    grown(page_counts_, lists);
+    grown(reads_, lists);
+    grown(is_read_, lists * a_.segment_count);
+    grown(sums_, lists * (page_runs_ + mean_runs_) * sums_floats());
+  }
+
+  std::int64_t sums_floats() const { return std::int64_t{group_} * (a_.shape.head_dim + 2); }
+
+  // Of a run: first those of pages, then those of mean values.
+  Sums sums(int list, int run) {
+    float* const out = sums_.data() + (std::int64_t{list} * (page_runs_ + mean_runs_) + run) * sums_floats();
+    return {out, out + group_ * a_.shape.head_dim, out + group_ * (a_.shape.head_dim + 1)};
+  }
+
+  Sums cleared(int list, int run) {
+    const Sums s = sums(list, run);
+    std::fill_n(s.out, group_ * a_.shape.head_dim, 0.0f);
+    std::fill_n(s.maximum, group_, kNothing);
+    std::fill_n(s.sum, group_, 0.0f);
+    return s;
+  }
+
+  std::uint64_t page_address(std::int64_t choice, std::int32_t cluster, int head) const {
+    const std::uint64_t address = args_.addresses == nullptr ? 0 : args_.addresses[choice];
     if (address != 0) return address;
     const int block = cluster % kSegmentClusters / kPageClusters;
     return a_.segments[cluster / kSegmentClusters].pages + static_cast<std::uint64_t>(a_.shape.page_offset(block, head));
   }
 
   // A page from one of its clusters on.
-  Page page_of(std::int64_t at, std::int32_t cluster, int head) const {
+  Page page_of(std::int64_t choice, std::int32_t cluster, int head) const {
     const SlabShape& shape = a_.shape;
     const int block = cluster % kSegmentClusters / kPageClusters;
     const int place = cluster % kPageClusters;
-    const std::uint64_t keys = page_address(at, cluster, head);
+    const std::uint64_t keys = page_address(choice, cluster, head);
     const std::uint64_t plane = a_.segments[cluster / kSegmentClusters].planes +
                                 static_cast<std::uint64_t>((head * kSegmentBlocks + block) * shape.plane_bytes());
     const auto moved = [&](std::int64_t size) { return static_cast<std::uint64_t>(size * place / kPageClusters); };
@@ -311,22 +356,29 @@ class Chosen {
             0, plane + moved(shape.nibbles_bytes()), plane + nibbles + moved(2 * kPageTokens), 0, kClusterTokens};
   }
 
-  // Pages of one (token, KV head), and the weights of what is not in them.
-  void prepare(int unit) {
-    const int token = unit / a_.shape.kv_heads, head = unit % a_.shape.kv_heads;
-    Page* const pages = pages_.data() + std::int64_t{unit} * args_.budget;
-    thread_local std::vector<float> room;
-    thread_local std::vector<std::int32_t> read;
-    read.clear();
+  void fetch_page(const Page& page) const {
+    const std::int64_t cluster = a_.shape.nibbles_bytes() / kPageClusters, size = cluster * (page.count / kClusterTokens);
+    fetch(page.nibbles, size);
+    if (a_.shape.split_keys) fetch(page.keys, size);
+    fetch(page.values, size);
+    for (int array = 0; array < 4; ++array) fetch(page.scales + static_cast<std::uint64_t>(array) * kPageTokens * 2, 2 * page.count);
+  }
+
+  // Pages of one (token, KV head), and which clusters they hold.
+  void prepare(int list) {
+    const int head = list % a_.shape.kv_heads;
+    Page* const pages = pages_.data() + std::int64_t{list} * args_.budget;
+    std::uint64_t* const is_read = is_read_.data() + std::int64_t{list} * a_.segment_count;
+    std::fill_n(is_read, a_.segment_count, 0);
     int count = 0;
     std::int32_t last = -kSegmentClusters;
-    ChosenReads& reads = reads_[static_cast<std::size_t>(unit)];
+    ChosenReads reads{};
     for (int i = 0; i < args_.budget; ++i) {
-      const std::int64_t at = std::int64_t{unit} * args_.budget + i;
-      const std::int32_t cluster = args_.chosen[at];
+      const std::int64_t choice = std::int64_t{list} * args_.budget + i;
+      const std::int32_t cluster = args_.chosen[choice];
       if (cluster < 0) break;
-      if (args_.addresses != nullptr && args_.addresses[at] == kMissing) continue;
-      const Page page = page_of(at, cluster, head);
+      if (args_.addresses != nullptr && args_.addresses[choice] == kMissing) continue;
+      const Page page = page_of(choice, cluster, head);
       // Clusters of one page that follow each other are one run.
       const bool follows = cluster == last + 1 && cluster % kPageClusters != 0 &&
                            page.values == pages[count - 1].values + static_cast<std::uint64_t>(pages[count - 1].count) *
@@ -336,110 +388,111 @@ class Chosen {
       reads.pages += cluster / kPageClusters != last / kPageClusters;
       ++reads.clusters;
       last = cluster;
-      read.push_back(cluster);
+      is_read[cluster / kSegmentClusters] |= std::uint64_t{1} << cluster % kSegmentClusters;
     }
-    page_counts_[static_cast<std::size_t>(unit)] = count;
-    std::fill(pages + count, pages + args_.budget, Page{});
-    if (!args_.estimate) return;
-    float* const lse = grown(room, s_.clusters);
-    for (int g = 0; g < s_.group; ++g) {
-      std::copy_n(lse_of(a_, s_, token, head) + g * s_.clusters, s_.clusters, lse);
-      for (const std::int32_t cluster : read) lse[cluster] = kNothing;
-      const std::int64_t row = std::int64_t{token} * a_.heads + head * s_.group + g;
-      float* const weights = weights_.data() + row * s_.clusters;
-      weighed_[static_cast<std::size_t>(row)] = index_kernels().weigh({lse, weights, s_.clusters, kNothing});
-    }
+    page_counts_[at(list)] = count;
+    reads_[at(list)] = reads;
   }
 
-  void read_exactly(int token) {
-    const std::int64_t row = std::int64_t{token} * a_.heads;
-    const auto list = static_cast<std::size_t>(token * a_.shape.kv_heads);
-    int page_count = 0;
-    for (int k = 0; k < a_.shape.kv_heads; ++k) page_count = std::max(page_count, page_counts_[list + static_cast<std::size_t>(k)]);
-    AttendArgs attend_args{};
-    attend_args.q = static_cast<const char*>(a_.q) + row * a_.shape.head_dim * size_bytes(a_.q_dtype);
-    attend_args.out = args_.out + row * a_.shape.head_dim;
-    attend_args.lse = args_.chosen_lse + row;
-    attend_args.pages = pages_.data() + list * static_cast<std::size_t>(args_.budget);
-    attend_args.pages_stride = args_.budget;
-    attend_args.q_dtype = a_.q_dtype;
-    attend_args.out_dtype = DType::kFp32;
-    attend_args.page_dtype = a_.page_dtype;
-    attend_args.encoding = a_.shape.encoding();
-    attend_args.tokens = 1;
-    attend_args.heads = a_.heads;
-    attend_args.kv_heads = a_.shape.kv_heads;
-    attend_args.head_dim = a_.shape.head_dim;
-    attend_args.page_count = page_count;
-    attend_args.position = kEverything;
-    attend_args.scale = a_.scale;
-    attend_args.threads = a_.threads;
-    attend_args.page_last = page_count;
-    attend(attend_args);
-  }
-
-  int mean_runs() const { return (a_.segment_count + kMeanRun - 1) / kMeanRun; }
-
-  // means_[run][KV head][row][D]: weights times mean values, rotated.
-  void sum_means() {
-    const int head_dim = a_.shape.head_dim;
-    const std::int64_t unit_floats = std::int64_t{s_.rows} * head_dim;
-    const int units = mean_runs() * a_.shape.kv_heads;
-    means_.assign(static_cast<std::size_t>(units * unit_floats), 0.0f);
-    parallel(units, a_.threads, Share::kGuided, [&](int begin, int end) {
-      thread_local std::vector<float> room;
-      float* const weights = grown(room, std::int64_t{s_.rows} * kSegmentClusters);
-      for (int unit = begin; unit < end; ++unit) {
-        const int head = unit % a_.shape.kv_heads;
-        const int first = unit / a_.shape.kv_heads * kMeanRun;
-        for (int segment = first; segment < std::min(first + kMeanRun, a_.segment_count); ++segment) {
-          for (int r = 0; r < s_.rows; ++r) {
-            const std::int64_t row = std::int64_t{r / s_.group} * a_.heads + head * s_.group + r % s_.group;
-            std::copy_n(weights_.data() + row * s_.clusters + segment * kSegmentClusters, kSegmentClusters,
-                        weights + r * kSegmentClusters);
-          }
-          const CodeWeights coded{weights, s_.rows, weight_parts(Encoding::kInt8, a_.page_dtype), head_dim};
-          kernels().codes.sum_page[static_cast<int>(Encoding::kInt8)](coded, summary_page(a_, a_.segments[segment], head),
-                                                                      means_.data() + unit * unit_floats);
-        }
+  void read_pages(const Queries& queries, int list, int run) {
+    const Sums s = cleared(list, run);
+    const int head = list % a_.shape.kv_heads, token = list / a_.shape.kv_heads;
+    const Page* const pages = pages_.data() + std::int64_t{list} * args_.budget;
+    const int count = page_counts_[at(list)], first = run * kPageRun;
+    int positions[kCodeRowsMax];
+    std::fill_n(positions, kCodeRowsMax, kEverything);
+    for (int i = first; i < std::min(first + kPagesAhead, count); ++i) fetch_page(pages[i]);
+    for (int i = first; i < std::min(first + kPageRun, count); ++i) {
+      if (i + kPagesAhead < count) fetch_page(pages[i + kPagesAhead]);
+      for (int g = 0; g < group_; g += kCodeRowsMax) {
+        const CodeRows rows = queries.rows(head, token * group_ + g, std::min(kCodeRowsMax, group_ - g));
+        const CodeBlock block{rows, positions, s.out + g * a_.shape.head_dim, s.maximum + g, s.sum + g, pages + i, 1,
+                              weight_parts(a_.shape.encoding(), a_.page_dtype), a_.scale * kLog2e};
+        kernels().attend_codes[static_cast<int>(a_.shape.encoding())](block);
       }
-    });
-  }
-
-  // Adds what was estimated to what was read.
-  void merge(int token, int head) {
-    const int head_dim = a_.shape.head_dim;
-    const std::int64_t row = std::int64_t{token} * a_.heads + head;
-    const Weighed others = weighed_[static_cast<std::size_t>(row)];
-    const float chosen_lse = args_.chosen_lse[row];
-    args_.out_lse[row] = chosen_lse;
-    if (others.sum == 0.0f) return;
-    float mean[kHeadDimMax] = {};
-    const int kv_head = head / s_.group, r = token * s_.group + head % s_.group;
-    for (int run = 0; run < mean_runs(); ++run) {
-      const float* part = means_.data() + ((run * a_.shape.kv_heads + kv_head) * std::int64_t{s_.rows} + r) * head_dim;
-      for (int d = 0; d < head_dim; ++d) mean[d] += part[d];
     }
-    rotate_rows(mean, 1, head_dim);
-    const float others_lse = others.maximum * kLn2 + std::log(others.sum);
-    const float top = others_lse > chosen_lse || others_lse != others_lse ? others_lse : chosen_lse;
-    const float of_chosen = chosen_lse == kNothing ? 0.0f : std::exp(chosen_lse - top);
-    const float of_others = std::exp(others_lse - top);
-    const float total = of_chosen + of_others;
-    float* const out = args_.out + row * head_dim;
-    for (int d = 0; d < head_dim; ++d) out[d] = (of_chosen * out[d] + of_others * (mean[d] / others.sum)) / total;
-    args_.out_lse[row] = top + std::log(total);
   }
 
-  ChosenArgs args_;
-  RetrieveArgs a_;
-  Shape s_;
+  void sum_means(int list, int run) {
+    const Sums s = cleared(list, page_runs_ + run);
+    const int head = list % a_.shape.kv_heads, token = list / a_.shape.kv_heads;
+    const std::int64_t values = a_.shape.means_bytes() / 2;
+    const auto summary = [&](int segment) {
+      return a_.segments[segment].summary + static_cast<std::uint64_t>(head * a_.shape.summary_bytes());
+    };
+    thread_local std::vector<float> room;
+    float* const lse = grown(room, std::int64_t{group_} * kSegmentClusters);
+    const int last = std::min((run + 1) * kMeanRun, a_.segment_count);
+    for (int segment = run * kMeanRun; segment < last; ++segment) {
+      if (segment + 1 < a_.segment_count) fetch(summary(segment + 1) + static_cast<std::uint64_t>(values), values + a_.shape.scales_bytes());
+      const float* const all = a_.lse + (std::int64_t{token} * a_.heads + head * group_) * clusters_ + segment * kSegmentClusters;
+      for (int g = 0; g < group_; ++g) {
+        float* const row = lse + g * kSegmentClusters;
+        std::copy_n(all + g * clusters_, kSegmentClusters, row);
+        for (std::uint64_t left = is_read_[at(std::int64_t{list} * a_.segment_count + segment)]; left != 0; left &= left - 1)
+          row[__builtin_ctzll(left)] = kNothing;
+      }
+      const char* const codes = reinterpret_cast<const char*>(summary(segment)) + values;
+      index_kernels().sum_means({lse, codes, codes + values, used_clusters(a_.segments[segment]), group_, a_.shape.head_dim, s.out,
+                                 s.maximum, s.sum});
+    }
+  }
+
+  // Log-sum-exp in base 2 of a row over some runs; NaN if one is.
+  float lse_over(int list, int g, int first, int last) {
+    float top = kNothing, total = 0.0f;
+    for (int run = first; run < last; ++run) {
+      const float maximum = sums(list, run).maximum[g];
+      if (maximum > top || maximum != maximum) top = maximum;  // once NaN, always NaN
+    }
+    if (top == kNothing) return kNothing;
+    for (int run = first; run < last; ++run) {
+      const Sums s = sums(list, run);
+      total += std::exp2(s.maximum[g] - top) * s.sum[g];
+    }
+    return total == 0.0f ? kNothing : top + std::log2(total);
+  }
+
+  static float joined(float a, float b) {
+    const float top = a > b || a != a ? a : b;
+    return top == kNothing || top != top ? top : top + std::log2(std::exp2(a - top) + std::exp2(b - top));
+  }
+
+  // One row of everything: pages, mean values, and what was read before.
+  void merge(int list, int g) {
+    const int head_dim = a_.shape.head_dim;
+    const std::int64_t row = std::int64_t{list / a_.shape.kv_heads} * a_.heads + list % a_.shape.kv_heads * group_ + g;
+    const float exact = args_.exact_lse == nullptr ? kNothing : args_.exact_lse[row] * kLog2e;
+    const float read = joined(exact, lse_over(list, g, 0, page_runs_));
+    const float lse = joined(read, lse_over(list, g, page_runs_, page_runs_ + mean_runs_));
+    float out[kHeadDimMax] = {};
+    for (int run = 0; run < page_runs_ + mean_runs_; ++run) {
+      const Sums s = sums(list, run);
+      if (s.maximum[g] == kNothing) continue;
+      const float weight = std::exp2(s.maximum[g] - lse);
+      for (int d = 0; d < head_dim; ++d) out[d] += weight * s.out[g * head_dim + d];
+    }
+    rotate_rows(out, 1, head_dim);
+    if (exact != kNothing) {
+      const float weight = std::exp2(exact - lse);
+      for (int d = 0; d < head_dim; ++d) out[d] += weight * args_.exact_out[row * head_dim + d];
+    }
+    std::copy_n(out, head_dim, args_.out + row * head_dim);
+    args_.out_lse[row] = lse * kLn2;
+    args_.read_lse[row] = read * kLn2;
+  }
+
+  ChosenArgs args_{};
+  RetrieveArgs a_{};
+  std::int64_t clusters_ = 0;
+  int group_ = 0;
+  int page_runs_ = 0;
+  int mean_runs_ = 0;
   std::vector<Page> pages_;
   std::vector<int> page_counts_;
   std::vector<ChosenReads> reads_;
-  std::vector<float> weights_;
-  std::vector<Weighed> weighed_;
-  std::vector<float> means_;
+  std::vector<std::uint64_t> is_read_;  // [list][segment], a bit for each cluster
+  std::vector<float> sums_;
 };
 
 }  // namespace
@@ -465,9 +518,10 @@ void select(const SelectArgs& args) {
 }
 
 ChosenReads attend_chosen(const ChosenArgs& args) {
+  thread_local Chosen chosen;
   ChosenReads all{};
   for (int first = 0; first < args.of.tokens; first += kTokensAtOnce) {
-    const ChosenReads reads = Chosen(args, first, std::min(kTokensAtOnce, args.of.tokens - first)).run();
+    const ChosenReads reads = chosen.run(args, first, std::min(kTokensAtOnce, args.of.tokens - first));
     all = {all.clusters + reads.clusters, all.pages + reads.pages};
   }
   return all;

@@ -138,7 +138,7 @@ void check_step(const Expect& expect, const std::vector<Slab>& slabs, const h3::
         const h3::RetrieveArgs args{q.data(), segments.data(), lse.data(), shape, h3::DType::kFp32, h3::DType::kFp32, tokens,
                                     heads, static_cast<int>(segments.size()), 1.0f / std::sqrt(float(shape.head_dim)), threads};
         h3::select({args, exact.data(), chosen.data(), budget, shortlist});
-        h3::attend_chosen({args, chosen.data(), nullptr, out.data(), out_lse.data(), chosen_lse.data(), budget, true});
+        h3::attend_chosen({args, chosen.data(), nullptr, nullptr, nullptr, out.data(), out_lse.data(), chosen_lse.data(), budget, true});
         for (const float x : out) expect(std::isfinite(x), "retrieval gives numbers");
         if (threads == 1) first = out;
         else expect(out == first, "retrieval does not depend on threads");

@@ -154,7 +154,17 @@ class Retrieval:
     ) -> None: ...
     def select(self, exact_lse: int, chosen: int, budget: int, shortlist: int, /) -> None: ...
     def attend_chosen(
-        self, chosen: int, addresses: int, out: int, out_lse: int, chosen_lse: int, budget: int, estimate: bool, /
+        self,
+        chosen: int,
+        addresses: int,
+        out: int,
+        out_lse: int,
+        read_lse: int,
+        budget: int,
+        estimate: bool,
+        exact_out: int = 0,
+        exact_lse: int = 0,
+        /,
     ) -> tuple[int, int]:
         """Gives back how many clusters were read, and how many pages hold them."""
 

@@ -45,6 +45,19 @@ struct Weighed {
   float sum;
 };
 
+// The running softmax of some rows over clusters by their mean values, one segment and KV head at a time.
+struct MeanBlock {
+  const float* lse;              // [rows][kSegmentClusters] in base 2; -inf: that cluster does not count
+  const char* values;            // codes of the mean values, as in an int8 page
+  const char* scales;            // of the summary
+  int clusters;                  // in use
+  int rows;                      // any number
+  int head_dim;
+  float* out;                    // [rows][head_dim], relative to the maximum, as are the sums
+  float* maximum;                // [rows], -inf before the first
+  float* sum;                    // [rows]
+};
+
 // Cuts tokens into leaves of 16 that are alike, in an order in which neighbours are alike.
 struct ClusterBlock {
   const float* keys;             // [16 leaves][head_dim]
@@ -56,6 +69,7 @@ struct ClusterBlock {
 struct IndexKernels {
   void (*scan)(const ScanBlock& block);
   Weighed (*weigh)(const WeighRow& row);
+  void (*sum_means)(const MeanBlock& block);
   void (*cluster)(const ClusterBlock& block);
 };
 

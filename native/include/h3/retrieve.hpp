@@ -39,9 +39,11 @@ struct ChosenArgs {
   const std::int32_t* chosen;      // [T, K, budget]
   const std::uint64_t* addresses;  // [T, K, budget]: of the page that holds the cluster; 0: in its segment's slab;
                                    // kMissing: nowhere, the cluster is estimated. Null: all in their slabs
+  const float* exact_out;          // [T, H, D]: attention over other tokens, which the result includes; null: there are none
+  const float* exact_lse;          // [T, H], natural, of them
   float* out;                      // [T, H, D] fp32
   float* out_lse;                  // [T, H], natural, of all that `out` has
-  float* chosen_lse;               // [T, H], natural, of the clusters that were read
+  float* read_lse;                 // [T, H], natural, of the clusters that were read and of the other tokens
   int budget;
   bool estimate;                   // whether the clusters that are not read count, by their mean values
 };

@@ -115,6 +115,7 @@ class Retrieval:
         self._meter = RetrievalMeter() if meter is None else meter
         self._lse_THC = torch.empty(tokens, heads, SEGMENT_CLUSTERS * len(segments_S), dtype=torch.float32)
         self._chosen_TKC: NDArray[np.int32] | None = None
+        self._clusters = int(segments_S["blocks"].sum()) * BLOCK_CLUSTERS
         self._native = _native.Retrieval(
             q_THD.data_ptr(),
             segments_S.ctypes.data,
@@ -157,7 +158,7 @@ class Retrieval:
         if exact_lse_TH.shape != (tokens, heads) or exact_lse_TH.dtype != torch.float32:
             raise ShapeError(f"expected fp32 log-sum-exps [{tokens}, {heads}], got {tuple(exact_lse_TH.shape)}")
         exact_lse_TH = exact_lse_TH.contiguous()
-        clusters = int(self._segments_S["blocks"].sum()) * BLOCK_CLUSTERS
+        clusters = self._clusters
         budget = min(setting.budget_tokens // CLUSTER_TOKENS, clusters)
         shortlist = math.ceil(setting.shortlist_share * clusters)
         kv_heads = self._layout.kv_heads
@@ -192,22 +193,38 @@ class Retrieval:
         return self.attend_apart(addresses_TKC, estimate=estimate)[0]
 
     def attend_apart(
-        self, addresses_TKC: NDArray[np.uint64] | None = None, *, estimate: bool = True
+        self,
+        addresses_TKC: NDArray[np.uint64] | None = None,
+        *,
+        exact: Part | None = None,
+        estimate: bool = True,
     ) -> tuple[Part, Tensor]:
-        """The same, and the natural log-sum-exp [T, H] of the chosen tokens alone."""
+        """The same, and the natural log-sum-exp [T, H] of the tokens that were read.
+
+        Args:
+            addresses_TKC: as in `attend`.
+            exact: attention over other tokens, fp32, CPU: both results include it. None: there are none.
+            estimate: as in `attend`.
+
+        Raises:
+            ShapeError: as in `attend`, or `exact` has other shapes.
+        """
         chosen_TKC = self._chosen_TKC
         assert chosen_TKC is not None, "select comes first"
         self._check_addresses(chosen_TKC, addresses_TKC)
+        exact = None if exact is None else self._checked(exact)
         part = Part(torch.empty(self._q_THD.shape, dtype=torch.float32), torch.empty(self._q_THD.shape[:2]))
-        chosen_lse_TH = torch.empty_like(part.lse_TH)
+        read_lse_TH = torch.empty_like(part.lse_TH)
         clusters, pages = self._native.attend_chosen(
             chosen_TKC.ctypes.data,
             0 if addresses_TKC is None else addresses_TKC.ctypes.data,
             part.out_THD.data_ptr(),
             part.lse_TH.data_ptr(),
-            chosen_lse_TH.data_ptr(),
+            read_lse_TH.data_ptr(),
             chosen_TKC.shape[2],
             estimate,
+            0 if exact is None else exact.out_THD.data_ptr(),
+            0 if exact is None else exact.lse_TH.data_ptr(),
         )
         page, meter = self._layout.page, self._meter
         token_bytes = (page.keys_bytes + page.values_bytes) // (BLOCK_CLUSTERS * CLUSTER_TOKENS) + 4
@@ -215,9 +232,18 @@ class Retrieval:
         meter.cluster_bytes += clusters * CLUSTER_TOKENS * token_bytes
         meter.page_bytes += pages * page.size_bytes
         if estimate:
-            every = int(self._segments_S["blocks"].sum()) * BLOCK_CLUSTERS * chosen_TKC.shape[0] * chosen_TKC.shape[1]
+            every = self._clusters * chosen_TKC.shape[0] * chosen_TKC.shape[1]
             meter.summary_bytes += every * (page.head_dim + 4)
-        return part, chosen_lse_TH
+        return part, read_lse_TH
+
+    def _checked(self, exact: Part) -> Part:
+        """Contiguous."""
+        out_THD, lse_TH = exact.out_THD, exact.lse_TH
+        if out_THD.shape != self._q_THD.shape or lse_TH.shape != out_THD.shape[:2]:
+            raise ShapeError(f"a part of {tuple(out_THD.shape)} beside queries {tuple(self._q_THD.shape)}")
+        if out_THD.dtype != torch.float32 or lse_TH.dtype != torch.float32 or out_THD.device.type != "cpu":
+            raise ShapeError(f"expected an fp32 CPU part, got {out_THD.dtype} on {out_THD.device}")
+        return Part(out_THD.contiguous(), lse_TH.contiguous())
 
     def _check_addresses(self, chosen_TKC: NDArray[np.int32], addresses_TKC: NDArray[np.uint64] | None) -> None:
         if addresses_TKC is not None and (

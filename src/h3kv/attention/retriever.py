@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention.page_table import IndexedSegments
-from h3kv.attention.parts import Part, merge
+from h3kv.attention.parts import Part
 from h3kv.attention.retrieval import SEGMENT_CLUSTERS, Retrieval, RetrievalMeter
 from h3kv.core.layout import SlabLayout
 from h3kv.core.limits import BLOCK_CLUSTERS, SEGMENT_BLOCKS_MAX
@@ -51,8 +51,8 @@ class PageSource(Protocol):
     """Gives single pages that do not lie in memory."""
 
     def take(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.uint64]:
-        """Addresses of distinct pages (WANTED_DTYPE), in their order. They stay readable, whole and verified, until they
-        are given back. With best effort one that is not there in time has the address `retrieval.MISSING`.
+        """Addresses of distinct pages (WANTED_DTYPE), in their order. They stay readable, whole and verified, until
+        they are given back. With best effort one that is not there in time has the address `retrieval.MISSING`.
 
         Raises:
             SlabCorruptError: one is damaged.
@@ -92,41 +92,43 @@ def retrieve(
         SlabCorruptError, SlabUnavailableError: as `PageSource.take`.
     """
     segments_S = indexed.rows_LS[layer]
+    device = query.q_QHD.device
     exact = Part(exact.out_THD.cpu(), exact.lse_TH.cpu())
     # A row's pages on NVMe must fit the source; rows do not depend on each other.
     rows = ROWS_MAX if segments_S["pages"].all() else 1
     found = []
     for start in range(0, len(query.q_QHD), rows):
         end = start + rows
-        of_rows = Part(exact.out_THD[start:end], exact.lse_TH[start:end].contiguous())
+        of_rows = Part(exact.out_THD[start:end], exact.lse_TH[start:end])
         retrieval = Retrieval(query.q_QHD[start:end].cpu(), segments_S, layout=layout, scale=query.scale, meter=meter)
         chosen_QKC = retrieval.select(of_rows.lse_TH, setting=setting)
-        part, chosen_lse_QH = _attend(retrieval, chosen_QKC, indexed, layer=layer, source=source)
-        found.append((merge([of_rows, part]), torch.logaddexp(of_rows.lse_TH, chosen_lse_QH)))
-    merged = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
-    device = query.q_QHD.device
-    part = Part(merged.out_THD.to(device), merged.lse_TH.to(device))
-    return Retrieved(part, torch.cat([lse_QH for _, lse_QH in found]))
+        found.append(_attend(retrieval, chosen_QKC, of_rows, indexed, layer=layer, source=source))
+    part, read_lse_QH = found[0]
+    if len(found) > 1:
+        part = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
+        read_lse_QH = torch.cat([lse_QH for _, lse_QH in found])
+    return Retrieved(Part(part.out_THD.to(device), part.lse_TH.to(device)), read_lse_QH)
 
 
 def _attend(
     retrieval: Retrieval,
     chosen_QKC: NDArray[np.int32],
+    exact: Part,
     indexed: IndexedSegments,
     *,
     layer: int,
     source: PageSource | None,
 ) -> tuple[Part, Tensor]:
-    """The part of the indexed segments, and the log-sum-exp of the chosen; what lies on NVMe is read meanwhile."""
+    """Attention to everything, and the log-sum-exp of what was read; what lies on NVMe is read meanwhile."""
     wanted_N, (is_cold_QKC, page_of) = _wanted(chosen_QKC, indexed.rows_LS[layer], indexed)
     if not len(wanted_N):
-        return retrieval.attend_apart()
+        return retrieval.attend_apart(exact=exact)
     assert source is not None, "there is no source for what is not in memory"
     addresses_N = source.take(layer, wanted_N)
     try:
         addresses_QKC = np.zeros(chosen_QKC.shape, dtype=np.uint64)
         addresses_QKC[is_cold_QKC] = addresses_N[page_of]
-        return retrieval.attend_apart(addresses_QKC)
+        return retrieval.attend_apart(addresses_QKC, exact=exact)
     finally:
         source.give_back()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from h3kv import _native
 from h3kv.attention import reference, retrieval
 from h3kv.attention.native import TORCH_DTYPES
+from h3kv.attention.parts import Part, merge
 from h3kv.attention.reference import TokenRun
 from h3kv.attention.retrieval import MISSING, SEGMENT_CLUSTERS, Retrieval, RetrievalMeter
 from h3kv.attention.retrieval_reference import RetrievalReference, SealedSegment, read_slab, rotate
@@ -227,6 +228,25 @@ def test_what_is_missing_is_estimated() -> None:
     expected, _ = oracle.attend(mask_of(read_TKC, oracle.ids_C))
     torch.testing.assert_close(part.out_THD, expected.out_THD, atol=2e-4, rtol=0)
     assert meter.chosen_tokens == int((read_TKC >= 0).sum()) * CLUSTER_TOKENS
+
+
+@pytest.mark.parametrize("tokens", [1, 11])
+def test_what_was_read_before_merges_in(isa: str, tokens: int) -> None:
+    context = sealed_context()
+    q_THD, lse_TH = queries(context, tokens=tokens, group=3)
+    lse_TH[0, 2] = -torch.inf
+    exact = Part(torch.randn(q_THD.shape, generator=torch.Generator().manual_seed(2)), lse_TH)
+    exact.out_THD[0, 2] = 0.0
+    native = Retrieval(q_THD, context.rows_S, layout=context.layout)
+    native.select(lse_TH, setting=RetrievalSetting(256))
+    apart, chosen_lse_TH = native.attend_apart()
+    expected = merge([exact, apart])
+    part, read_lse_TH = native.attend_apart(exact=exact)
+    torch.testing.assert_close(part.out_THD, expected.out_THD, atol=1e-5, rtol=0)
+    torch.testing.assert_close(part.lse_TH, expected.lse_TH, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(read_lse_TH, torch.logaddexp(lse_TH, chosen_lse_TH), atol=1e-5, rtol=1e-6)
+    with pytest.raises(ShapeError, match="a part of"):
+        native.attend_apart(exact=Part(exact.out_THD[:, :3], lse_TH))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])

@@ -130,20 +130,41 @@ class PartedRows {
                      sums_.data() + at);
     }
     for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
+    floors_.assign(count, kNothing);
+    for (int head = 0; head < a.kv_heads; ++head) find_floors(a, head);
   }
 
   void attend(const AttendArgs& a, int head, const Page* pages, int page_count, float* out, float* maximum,
               float* sum) const {
-    const int at = head * rows_;
-    const CodeRows rows{parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at, sums_.data() + at,
-                        rows_, parts_each_, head_dim_};
-    const CodeBlock block{rows, positions_.data(), out, maximum, sum, pages, page_count,
-                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e};
+    const CodeBlock block{rows_of(head), positions_.data(), out, maximum, sum, pages, page_count,
+                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e, floors_.data() + head * rows_};
     kernels().attend_codes[static_cast<int>(a.encoding)](block);
   }
 
  private:
+  CodeRows rows_of(int head) const {
+    const int at = head * rows_;
+    return {parts_.data() + at * parts_each_ * head_dim_, scales_.data() + at, sums_.data() + at,
+            rows_, parts_each_, head_dim_};
+  }
+
+  // The largest score among the newest tokens, which are always there: parts that are far below it need no refinement.
+  void find_floors(const AttendArgs& a, int head) {
+    const Page* page = a.pages + head * a.pages_stride + a.page_count - 1;
+    for (int left = a.page_count; left > 1 && page->count == 0; --left) --page;
+    if (a.page_count == 0 || page->count == 0 || page->residues == 0 || page->positions != 0) return;
+    alignas(64) thread_local float scores[kCodeRowsMax * kPageTokens];
+    kernels().codes.score_page[static_cast<int>(a.encoding)](rows_of(head), *page, scores);
+    for (int r = 0; r < rows_; ++r) {
+      float best = kNothing;
+      for (int j = 0; j < page->count && page->first + j <= positions_[static_cast<std::size_t>(r)]; ++j)
+        best = std::max(best, scores[r * kPageTokens + j]);
+      floors_[static_cast<std::size_t>(head * rows_ + r)] = best * a.scale * kLog2e;
+    }
+  }
+
   std::vector<std::int8_t> parts_;
+  std::vector<float> floors_;
   std::vector<float> scales_;
   std::vector<float> sums_;
   std::vector<int> positions_;

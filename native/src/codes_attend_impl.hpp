@@ -3,7 +3,7 @@
 
 namespace h3::H3_ISA {
 
-// Values are refined whose weight is at least this part of the largest one so far.
+// Values are refined whose weight is at least this part of the largest one that is known.
 constexpr float kRefinedWeight = 0.0625f;
 constexpr float kRefinedScore = -4.0f;  // in base 2
 
@@ -41,7 +41,7 @@ class CodeAttention {
     float* out = block_.out + static_cast<std::int64_t>(r) * head_dim;
     for (int j = 0; j < page.count; ++j) {
       const float scale = scales_.scale[j];
-      if (!(weights[j] >= kRefinedWeight * scale) || scale == 0.0f) continue;
+      if (!(weights[j] >= refined_weight_[r] * scale) || scale == 0.0f) continue;
       for (int d = 0; d < head_dim; d += kLanes)
         store(out + d, fused(load_residues(page, j, d, head_dim), fill(weights[j]), load(out + d)));
     }
@@ -109,7 +109,10 @@ class CodeAttention {
     const float before = block_.maximum[r];
     float now = scaled > before || scaled != scaled ? scaled : before;
     if (now == kNothing && has_nan(page, s)) now = __builtin_nanf("");  // a maximum may drop what is not a number
-    is_refined_[r] = scaled - now >= kRefinedScore;
+    // Relative to the largest score that is known, here or among the newest tokens.
+    const float top = block_.floors[r] > now ? block_.floors[r] : now;
+    is_refined_[r] = scaled - top >= kRefinedScore;
+    refined_weight_[r] = kRefinedWeight * exp2f(top - now);
     if (now == kNothing) return {s, 0.0f, 0.0f, 0.0f};
     Vec total = zero(), largest = zero(), sum = zero(), offsets = zero();
     for (int at = 0; at < page.count; at += kLanes) {
@@ -139,6 +142,7 @@ class CodeAttention {
   Digits digits_of_[kCodeRowsMax];
   Scaled scaled_[kCodeRowsMax];
   bool is_refined_[kCodeRowsMax] = {};
+  float refined_weight_[kCodeRowsMax];
 };
 
 template <class K, class V>

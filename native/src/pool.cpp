@@ -8,7 +8,7 @@ namespace h3 {
 namespace {
 
 // Some 50 microseconds: as long as the Python between two operators of a decode step.
-constexpr int kSpins = 2000;
+constexpr int kSpins = 8000;
 // While a loop's last range is computed elsewhere: then the core may be needed for just that.
 constexpr int kSpinsBeforeYield = 200;
 

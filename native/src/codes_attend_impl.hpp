@@ -110,7 +110,7 @@ class CodeAttention {
     float now = scaled > before || scaled != scaled ? scaled : before;
     if (now == kNothing && has_nan(page, s)) now = __builtin_nanf("");  // a maximum may drop what is not a number
     // Relative to the largest score that is known, here or among the newest tokens.
-    const float top = block_.floors[r] > now ? block_.floors[r] : now;
+    const float top = block_.floors != nullptr && block_.floors[r] > now ? block_.floors[r] : now;
     is_refined_[r] = scaled - top >= kRefinedScore;
     refined_weight_[r] = kRefinedWeight * exp2f(top - now);
     if (now == kNothing) return {s, 0.0f, 0.0f, 0.0f};

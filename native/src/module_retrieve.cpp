@@ -32,8 +32,9 @@ struct Retrieval {
              static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(page_dtype), tokens, heads, segment_count, scale,
              threads} {}
 
-  void select(Address exact_lse, Address chosen, int budget, int shortlist) const {
-    h3::select({args, at<float>(exact_lse), at<std::int32_t>(chosen), budget, shortlist});
+  void select(Address exact_lse, Address chosen, int budget, int shortlist, Address runners, int runner_count) const {
+    h3::select({args, at<float>(exact_lse), at<std::int32_t>(chosen), budget, shortlist, at<std::int32_t>(runners),
+                runner_count});
   }
 
   std::pair<std::int64_t, std::int64_t> attend_chosen(Address chosen, Address addresses, Address out, Address out_lse,

@@ -36,31 +36,21 @@ PageCache::PageCache(const std::uint64_t* addresses, std::uint32_t slots, std::u
 }
 
 std::int64_t PageCache::take(const PageKey* keys, std::size_t count, std::uint32_t* slots, PageReads reads) {
+  fetch_lines(keys, count);
   std::vector<std::uint32_t> missing;  // indices of keys, each unit once
-  std::vector<std::uint32_t> pinned;
+  std::vector<std::uint32_t> present;
   for (std::size_t i = 0; i < count; ++i) {
     slots[i] = find(keys[i]);
-    if (slots[i] == kNone) {
-      if (missing.empty() || !same(keys[missing.back()], keys[i])) missing.push_back(static_cast<std::uint32_t>(i));
-      continue;
-    }
-    Slot& slot = slots_[slots[i]];
-    if (slot.is_listed) unlist(slots[i]);
-    if (slot.pins++ == 0) ++pinned_;
-    pinned.push_back(slots[i]);
+    if (slots[i] != kNone) present.push_back(slots[i]);
+    else if (missing.empty() || !same(keys[missing.back()], keys[i])) missing.push_back(static_cast<std::uint32_t>(i));
   }
-  if (missing.size() > listed_) {
-    give_back(pinned.data(), pinned.size());
-    return -1;
-  }
-  for (const std::uint32_t number : pinned) {
-    Slot& slot = slots_[number];
-    const bool is_late = slot.is_ahead && slot.state == PageState::kLoading;
-    if (is_late) ++counts_.late;
-    else ++counts_.hits;
-    if (slot.is_ahead && !is_late) ++counts_.useful;
-    slot.is_ahead = slot.is_spare = false;
-  }
+  // What is there makes no room for what is not.
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < present.size(); ++i)
+    kept += slots_[present[i]].is_listed && (i == 0 || present[i] != present[i - 1]);
+  if (missing.size() > listed_ - kept) return -1;
+  pin(present.data(), present.size());
+  if (missing.empty()) return 0;
   counts_.misses += missing.size();
   const std::size_t started = load(keys, missing, false, reads);
   for (std::size_t i = 0; i < count; ++i) {
@@ -71,9 +61,63 @@ std::int64_t PageCache::take(const PageKey* keys, std::size_t count, std::uint32
   return static_cast<std::int64_t>(started);
 }
 
+bool PageCache::take_present(const WantedPage* wanted, std::size_t count, PagesOf of, PagesFound found) {
+  name(wanted, count, of, found.keys);
+  fetch_lines(found.keys, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    found.slots[i] = find(found.keys[i]);
+    if (found.slots[i] == kNone || slots_[found.slots[i]].state != PageState::kReady) return false;
+    found.addresses[i] = slots_[found.slots[i]].address + offset(wanted[i], of) % unit_bytes_;
+  }
+  pin(found.slots, count);
+  *found.pinned = count;
+  return true;
+}
+
+PageTaking PageCache::take_pages(const WantedPage* wanted, std::size_t count, PagesOf of, PagesFound found,
+                                 PageReads reads) {
+  name(wanted, count, of, found.keys);
+  const std::uint64_t missed = counts_.misses;
+  const std::int64_t started = take(found.keys, count, found.slots, reads);
+  if (started < 0) return {started, 0, 0};
+  *found.pinned = count;
+  std::size_t loading = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Slot& slot = slots_[found.slots[i]];
+    found.addresses[i] = slot.address + offset(wanted[i], of) % unit_bytes_;
+    loading += slot.state == PageState::kLoading;
+  }
+  return {started, static_cast<std::size_t>(counts_.misses - missed), loading};
+}
+
+// Of the page in its slab.
+std::uint64_t PageCache::offset(const WantedPage& page, PagesOf of) const {
+  return (std::uint64_t{page.kv_head} * kSegmentBlocks + page.block) * of.page_bytes;
+}
+
+void PageCache::name(const WantedPage* wanted, std::size_t count, PagesOf of, PageKey* keys) const {
+  for (std::size_t i = 0; i < count; ++i)
+    keys[i] = {wanted[i].segment, static_cast<std::uint32_t>(offset(wanted[i], of) / unit_bytes_), of.layer, 0};
+}
+
+// Somebody takes what these slots hold, or what is on its way into them.
+void PageCache::pin(const std::uint32_t* slots, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Slot& slot = slots_[slots[i]];
+    if (slot.is_listed) unlist(slots[i]);
+    if (slot.pins++ == 0) ++pinned_;
+    const bool is_late = slot.is_ahead && slot.state == PageState::kLoading;
+    if (is_late) ++counts_.late;
+    else ++counts_.hits;
+    if (slot.is_ahead && !is_late) ++counts_.useful;
+    slot.is_ahead = slot.is_spare = false;
+  }
+}
+
 std::size_t PageCache::read_ahead(const PageKey* keys, std::size_t count, std::size_t room, PageReads reads,
                                   std::size_t* looked_at) {
   room = std::min(room, listed_);
+  fetch_lines(keys, count);
   std::vector<std::uint32_t> missing;
   std::size_t i = 0;
   for (; i < count; ++i) {
@@ -83,12 +127,15 @@ std::size_t PageCache::read_ahead(const PageKey* keys, std::size_t count, std::s
     missing.push_back(static_cast<std::uint32_t>(i));
   }
   *looked_at = i;
+  if (missing.empty()) return 0;
   counts_.read_ahead += missing.size();
   return load(keys, missing, true, reads);
 }
 
-void PageCache::end(const std::uint64_t* tags, std::size_t count, bool well) {
+std::size_t PageCache::end(const std::uint64_t* tags, std::size_t count, bool well, std::uint32_t ticket) {
+  std::size_t own = 0;
   for (std::size_t r = 0; r < count; ++r) {
+    own += ticket_of(tags[r]) == ticket;
     for (std::uint32_t number = first_of(tags[r]); number < behind(tags[r]); ++number) {
       Slot& slot = slots_[number];
       if (slot.state != PageState::kLoading || slot.ticket != ticket_of(tags[r])) continue;
@@ -102,6 +149,7 @@ void PageCache::end(const std::uint64_t* tags, std::size_t count, bool well) {
       if (slot.pins == 0) rest(number);
     }
   }
+  return own;
 }
 
 void PageCache::spare(const std::uint64_t* tags, std::size_t count) {
@@ -173,6 +221,20 @@ std::string PageCache::fault() const {
   if (entered != keys) return "the index has entries without a slot";
   if (pinned != pinned_ || loading != in_flight_) return "a count is wrong";
   return "";
+}
+
+// What a layer wants was last looked at a step ago, and attention has read more since than any cache holds: all lines
+// are asked for before the first is needed.
+void PageCache::fetch_lines(const PageKey* keys, std::size_t count) const {
+  for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(&index_[place(keys[i])]);
+  for (std::size_t i = 0; i < count; ++i)
+    if (const std::uint32_t number = index_[place(keys[i])]; number != kNone) __builtin_prefetch(&slots_[number], 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t number = index_[place(keys[i])];
+    if (number == kNone || !slots_[number].is_listed) continue;
+    if (slots_[number].before != kNone) __builtin_prefetch(&slots_[slots_[number].before], 1);
+    if (slots_[number].behind != kNone) __builtin_prefetch(&slots_[slots_[number].behind], 1);
+  }
 }
 
 std::size_t PageCache::place(const PageKey& key) const {
@@ -297,6 +359,39 @@ std::size_t PageCache::load(const PageKey* keys, const std::vector<std::uint32_t
   }
   in_flight_ += wanted.size();
   return started;
+}
+
+ListedCounts list_pages(const Choice& choice, const ListedPages& listed) {
+  const int lists = choice.tokens * choice.kv_heads;
+  std::vector<std::uint64_t> numbers;  // of pages: block, above it segment and KV head
+  ListedCounts counts{};
+  for (int list = 0; list < lists; ++list) {
+    const std::uint64_t head = static_cast<std::uint64_t>(list % choice.kv_heads) << 48;
+    for (std::int64_t at = std::int64_t{list} * choice.budget; at < std::int64_t{list + 1} * choice.budget; ++at) {
+      const std::int32_t cluster = choice.chosen[at];
+      listed.is_cold[at] = cluster >= 0 && choice.segments[cluster / kSegmentClusters].pages == 0;
+      if (!listed.is_cold[at]) continue;
+      const std::uint64_t number = head | static_cast<std::uint64_t>(cluster / kPageClusters);
+      if (numbers.empty() || numbers.back() != number) numbers.push_back(number);
+      listed.page_of[counts.clusters++] = static_cast<std::int64_t>(numbers.size()) - 1;
+    }
+  }
+  if (choice.tokens > 1) {
+    // The clusters of one row are in order; several rows may have chosen the same pages.
+    std::vector<std::uint64_t> distinct = numbers;
+    std::sort(distinct.begin(), distinct.end());
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    for (std::size_t i = 0; i < counts.clusters; ++i)
+      listed.page_of[i] = std::lower_bound(distinct.begin(), distinct.end(),
+                                           numbers[static_cast<std::size_t>(listed.page_of[i])]) - distinct.begin();
+    numbers.swap(distinct);
+  }
+  for (const std::uint64_t number : numbers) {
+    const auto place = static_cast<std::uint32_t>(number);
+    listed.pages[counts.pages++] = {choice.ids[place / kSegmentBlocks], static_cast<std::uint16_t>(number >> 48),
+                                    static_cast<std::uint16_t>(place % kSegmentBlocks), 0};
+  }
+  return counts;
 }
 
 }  // namespace h3

@@ -181,19 +181,22 @@ void scan_listed(const RetrieveArgs& a, const Shape& s, const Queries& queries, 
 // The best clusters of one (token, KV head) by importance.
 class Best {
  public:
-  // Ascending numbers, then -1.
-  void find(const RetrieveArgs& a, const Shape& s, const float* lse, const float* exact_lse, int count, std::int32_t* found) {
-    if (count == 0) return;
+  // Where numbers of clusters go: ascending, then -1.
+  struct List {
+    std::int32_t* found;
+    int count;
+  };
+
+  // The best ones, and the best ones of the others.
+  void find(const RetrieveArgs& a, const Shape& s, const float* lse, const float* exact_lse, List chosen, List runners) {
+    if (chosen.count == 0) return;
     weigh(a, s, lse, exact_lse);
-    std::int64_t used = 0;
-    for (int i = 0; i < a.segment_count; ++i) used += used_clusters(a.segments[i]);
-    const auto wanted = static_cast<int>(std::min<std::int64_t>(count, used));
-    const Limit limit = wanted == 0 ? Limit{~0u, -1} : limit_of(s.clusters, wanted);
-    int taken = 0;
-    for (std::int64_t c = 0; c < s.clusters && taken < wanted; ++c)
-      if (keys_[static_cast<std::size_t>(c)] > limit.key || (keys_[static_cast<std::size_t>(c)] == limit.key && c <= limit.cluster))
-        found[taken++] = static_cast<std::int32_t>(c);
-    std::fill(found + taken, found + count, -1);
+    const Limit limit = fill(a, s, chosen, kNobody);
+    if (runners.count > 0) {
+      best_ = chosen.count;
+      fill(a, s, runners, limit);
+    }
+    best_ = 0;
   }
 
  private:
@@ -201,7 +204,27 @@ class Best {
   struct Limit {
     std::uint32_t key;
     std::int64_t cluster;
+
+    bool includes(std::uint32_t other_key, std::int64_t other) const {
+      return other_key > key || (other_key == key && other <= cluster);
+    }
   };
+  static constexpr Limit kNobody{~0u, -1};
+
+  // The best ones behind those that `before` includes, of which there are `best_`.
+  Limit fill(const RetrieveArgs& a, const Shape& s, List list, Limit before) {
+    std::int64_t used = 0;
+    for (int i = 0; i < a.segment_count; ++i) used += used_clusters(a.segments[i]);
+    const auto wanted = static_cast<int>(std::min<std::int64_t>(best_ + list.count, used));
+    const Limit limit = wanted == 0 ? kNobody : limit_of(s.clusters, wanted);
+    int taken = 0;
+    for (std::int64_t c = 0; c < s.clusters && taken < wanted - best_; ++c) {
+      const std::uint32_t key = keys_[static_cast<std::size_t>(c)];
+      if (limit.includes(key, c) && !before.includes(key, c)) list.found[taken++] = static_cast<std::int32_t>(c);
+    }
+    std::fill(list.found + taken, list.found + list.count, -1);
+    return limit;
+  }
 
   // keys_[c] orders clusters by importance: the bits of a float of at least 0 do, plus 1; 0 where there is no cluster.
   // What is not a number comes first, so that it is read and seen.
@@ -245,16 +268,18 @@ class Best {
   std::vector<float> weights_, importance_;
   std::vector<std::uint32_t> keys_, bins_;
   std::vector<Limit> inside_;
+  int best_ = 0;
 };
 
-void choose(const SelectArgs& args, const Shape& s, int count, std::int32_t* found) {
+void choose(const SelectArgs& args, const Shape& s, int count, std::int32_t* found, int runner_count) {
   const RetrieveArgs& a = args.of;
   parallel(a.tokens * a.shape.kv_heads, a.threads, Share::kOne, [&](int begin, int end) {
     thread_local Best best;
     for (int unit = begin; unit < end; ++unit) {
       const int token = unit / a.shape.kv_heads, head = unit % a.shape.kv_heads;
-      best.find(a, s, lse_of(a, s, token, head), args.exact_lse + token * a.heads + head * s.group, count,
-                found + std::int64_t{unit} * count);
+      best.find(a, s, lse_of(a, s, token, head), args.exact_lse + token * a.heads + head * s.group,
+                {found + std::int64_t{unit} * count, count},
+                {args.runners + std::int64_t{unit} * runner_count, runner_count});
     }
   });
 }
@@ -509,12 +534,12 @@ void select(const SelectArgs& args) {
     rank_all(a, s, queries);
     thread_local std::vector<std::int32_t> room;
     std::int32_t* const lists = grown(room, std::int64_t{a.tokens} * a.shape.kv_heads * args.shortlist);
-    choose(args, s, args.shortlist, lists);
+    choose(args, s, args.shortlist, lists, 0);
     scan_listed(a, s, queries, lists, args.shortlist);
   } else {
     scan_all(a, s, queries);
   }
-  choose(args, s, args.budget, args.chosen);
+  choose(args, s, args.budget, args.chosen, args.runner_count);
 }
 
 ChosenReads attend_chosen(const ChosenArgs& args) {

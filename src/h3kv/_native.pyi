@@ -152,7 +152,9 @@ class Retrieval:
         threads: int,
         /,
     ) -> None: ...
-    def select(self, exact_lse: int, chosen: int, budget: int, shortlist: int, /) -> None: ...
+    def select(
+        self, exact_lse: int, chosen: int, budget: int, shortlist: int, runners: int, runner_count: int, /
+    ) -> None: ...
     def attend_chosen(
         self,
         chosen: int,
@@ -207,15 +209,65 @@ class IoEngine:
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
 
+def list_pages(
+    chosen: int,
+    tokens: int,
+    kv_heads: int,
+    budget: int,
+    segments: int,
+    ids: int,
+    pages: int,
+    is_cold: int,
+    page_of: int,
+    /,
+) -> tuple[int, int]:
+    """See `page_cache.hpp`: counts of pages, and of clusters in them."""
+
+def unit_ops(
+    reads: int,
+    count: int,
+    offsets: int,
+    crcs: int,
+    sizes: int,
+    slab_count: int,
+    check_bytes: int,
+    first_tag: int,
+    alignment: int,
+    ops: int,
+    /,
+) -> tuple[int, int]:
+    """See `unit_ops.hpp`."""
+
+def find_slabs(reads: int, read_segments: int, count: int, segments: int, segment_count: int, /) -> bool:
+    """See `unit_ops.hpp`."""
+
 class PageCache:
     """See `page_cache.hpp`; records as in `h3kv.engine.page_slots`."""
 
     def __init__(self, addresses: int, slots: int, unit_bytes: int, run_units: int, /) -> None: ...
     @property
     def in_flight(self) -> int: ...
+    @property
+    def uses(self) -> int: ...
     def take(self, keys: int, count: int, slots: int, reads: int, segments: int, /) -> int: ...
+    def name(self, wanted: int, count: int, layer: int, page_bytes: int, keys: int, /) -> None: ...
+    def take_present(
+        self, wanted: int, count: int, layer: int, page_bytes: int, found: tuple[int, int, int, int], /
+    ) -> bool: ...
+    def take_pages(
+        self,
+        wanted: int,
+        count: int,
+        layer: int,
+        page_bytes: int,
+        found: tuple[int, int, int, int],
+        reads: int,
+        segments: int,
+        /,
+    ) -> tuple[int, int, int]: ...
+    def give_back_taken(self, found: tuple[int, int, int, int], /) -> None: ...
     def read_ahead(self, keys: int, count: int, room: int, reads: int, segments: int, /) -> tuple[int, int]: ...
-    def end(self, tags: int, count: int, well: bool, /) -> None: ...
+    def end(self, tags: int, count: int, well: bool, ticket: int, /) -> int: ...
     def spare(self, tags: int, count: int, /) -> None: ...
     def give_back(self, slots: int, count: int, /) -> None: ...
     def loading(self, slots: int, count: int, /) -> int: ...

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from h3kv.engine.page_slots import FAILED, KEY_DTYPE, LOADING, READY, PageSlots, Reads, slots_of
+from h3kv.attention.retriever import WANTED_DTYPE
+from h3kv.engine.page_slots import FAILED, KEY_DTYPE, LOADING, READY, PageSlots, Pins, Reads, slots_of
 
 SLOTS = 6
 UNIT_BYTES = 4096
@@ -16,6 +17,7 @@ UNIT_BYTES = 4096
 Key = tuple[int, int, int]
 """Segment, unit, layer."""
 
+pages = st.tuples(st.integers(1, 3), st.integers(0, 5))
 keys = st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 1))
 
 
@@ -53,11 +55,12 @@ class PageSlotsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         addresses = np.arange(1, SLOTS + 1, dtype=np.uint64) * np.uint64(UNIT_BYTES)
-        self.table = PageSlots(addresses, unit_bytes=UNIT_BYTES, run_units=3)
+        self.table = PageSlots(addresses, unit_bytes=UNIT_BYTES, page_bytes=UNIT_BYTES, run_units=3)
         self.model = _Model()
         self.reads: list[int] = []
         self.tags: list[int] = []
         self.taken: list[np.ndarray] = []
+        self.pinned: list[Pins] = []
 
     @rule(wanted=st.sets(keys, min_size=1, max_size=SLOTS + 1).map(sorted))
     def take(self, wanted: list[Key]) -> None:
@@ -69,16 +72,47 @@ class PageSlotsMachine(RuleBasedStateMachine):
         if found is None:
             return
         slots_N, reads = found
-        for key, slot in zip(wanted, before, strict=True):
-            if slot is not None:
-                assert slots_N[wanted.index(key)] == slot
-                self.model.slots[slot].pins += 1
-        for key, slot, number in zip(wanted, before, slots_N.tolist(), strict=True):
-            if slot is None:
-                assert self.model.slots[number].pins == 0 and self.model.slots[number].state != LOADING
-                self.model.slots[number] = _Slot(key, LOADING, 1)
+        self._enter(wanted, before, slots_N)
         self._note(reads, {key for key, slot in zip(wanted, before, strict=True) if slot is None}, is_ahead=False)
         self.taken.append(slots_N)
+
+    @rule(layer=st.integers(0, 1), pages=st.sets(pages, min_size=1, max_size=SLOTS + 1).map(sorted))
+    def take_pages(self, layer: int, pages: list[tuple[int, int]]) -> None:
+        wanted = [(segment, unit, layer) for segment, unit in pages]
+        wanted_N = np.array([(segment, 0, unit, 0) for segment, unit in pages], dtype=WANTED_DTYPE)
+        before = [self.model.find(key) for key in wanted]
+        pins = Pins()
+        is_present = self.table.take_present(layer, wanted_N, pins)
+        assert is_present == all(slot is not None and self.model.slots[slot].state == READY for slot in before)
+        if not is_present:
+            room = len(self.model.evictable - set(before))
+            taking = self.table.take_pages(layer, wanted_N, pins)
+            assert (taking is None) == (before.count(None) > room)
+            if taking is None:
+                assert len(pins) == 0
+                return
+            self._enter(wanted, before, pins.slots_N)
+            missing = {key for key, slot in zip(wanted, before, strict=True) if slot is None}
+            self._note(taking.reads, missing, is_ahead=False)
+            assert taking.missing == len(missing)
+            assert taking.loading == sum(self.model.slots[number].state == LOADING for number in pins.slots_N.tolist())
+        else:
+            self._enter(wanted, before, pins.slots_N)
+        assert pins.addresses_N.tolist() == [(number + 1) * UNIT_BYTES for number in pins.slots_N.tolist()]
+        assert list(zip(*(pins.keys_N[name].tolist() for name in ("segment", "unit", "layer")), strict=True)) == wanted
+        self.pinned.append(pins)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def give_back_pins(self, data: st.DataObject) -> None:
+        pins = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
+        slots = pins.slots_N.tolist()
+        for _ in range(2):
+            # A second time changes nothing.
+            self.table.give_back_pins(pins)
+        for number in slots:
+            self.model.slots[number].pins -= 1
+            self.model.settle(self.model.slots[number])
 
     @rule(wanted=st.sets(keys, min_size=1, max_size=SLOTS + 1).map(sorted), units=st.integers(0, 4))
     def read_ahead(self, wanted: list[Key], units: int) -> None:
@@ -134,10 +168,21 @@ class PageSlotsMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_taken_has_the_state_of_the_model(self) -> None:
-        for slots_N in self.taken:
+        for slots_N in [*self.taken, *(pins.slots_N for pins in self.pinned)]:
             expected = [self.model.slots[number].state for number in slots_N.tolist()]
             assert self.table.states(slots_N).tolist() == expected
             assert self.table.loading(slots_N) == expected.count(LOADING)
+
+    def _enter(self, wanted: list[Key], before: list[int | None], slots_N: np.ndarray) -> None:
+        """What was there is pinned where it was, and the rest in slots that were free to take."""
+        for key, slot in zip(wanted, before, strict=True):
+            if slot is not None:
+                assert slots_N[wanted.index(key)] == slot
+                self.model.slots[slot].pins += 1
+        for key, slot, number in zip(wanted, before, slots_N.tolist(), strict=True):
+            if slot is None:
+                assert self.model.slots[number].pins == 0 and self.model.slots[number].state != LOADING
+                self.model.slots[number] = _Slot(key, LOADING, 1)
 
     def _note(self, reads: Reads, started: set[Key], *, is_ahead: bool) -> None:
         """Reads cover what was missing, each unit once, in slots that may be used."""

@@ -38,7 +38,7 @@ struct CodeBlock {
   int page_count;
   int weight_parts;
   float scale_log2;
-  const float* floors;     // [rows]: a score in base 2 that some token is known to have; -inf: none is
+  const float* floors = nullptr;  // [rows]: a score in base 2 that some token is known to have; null: nothing is known
 };
 
 struct Kernels {

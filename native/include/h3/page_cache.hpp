@@ -5,8 +5,8 @@
 //              \----> failed --/
 //
 // A slot that is pinned keeps its bytes. Of the ready slots that nobody pins, those that were read ahead in vain are
-// handed out first, then the one that was given back longest ago. A slot whose page was forgotten, or did not come, has no key any more: it is free as soon as nothing
-// is read into it and nobody pins it.
+// handed out first, then the one that was given back longest ago. A slot whose page was forgotten, or did not come, has
+// no key any more: it is free as soon as nothing is read into it and nobody pins it.
 //
 // All calls take whole batches and cost O(n), but for sorting the slots that are handed out. Not thread-safe.
 #pragma once
@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "h3/index.hpp"
 
 namespace h3 {
 
@@ -27,6 +29,15 @@ struct PageKey {
   std::uint16_t reserved;
 };
 static_assert(sizeof(PageKey) == 16);
+
+// One page that a layer wants, as src/h3kv/attention/retriever.py has it.
+struct WantedPage {
+  std::uint64_t segment;
+  std::uint16_t kv_head;
+  std::uint16_t block;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(WantedPage) == 16);
 
 // Neighbouring units that are read at once into neighbouring slots, as `core/ports.py` draws a read of a store. `slab` is
 // left 0: the caller knows where the segment's slab lies.
@@ -47,6 +58,26 @@ constexpr std::uint32_t kPageRunMax = 255;
 struct PageReads {
   PageRead* reads;
   std::uint64_t* segments;
+};
+
+struct PagesOf {
+  std::uint16_t layer;
+  std::uint32_t page_bytes;
+};
+
+// Where a taking of pages is kept, one of each for every page. `pinned` counts them as soon as they are pinned, so that
+// whoever is interrupted right then can give them back.
+struct PagesFound {
+  PageKey* keys;
+  std::uint32_t* slots;
+  std::uint64_t* addresses;
+  std::uint64_t* pinned;
+};
+
+struct PageTaking {
+  std::int64_t reads;   // to be started, or -1: there is no room, and nothing was changed
+  std::size_t missing;  // units that they read
+  std::size_t loading;  // pages that are not there yet
 };
 
 enum class PageState : std::uint8_t { kFree, kLoading, kReady, kFailed };
@@ -73,13 +104,23 @@ class PageCache {
   // was changed.
   std::int64_t take(const PageKey* keys, std::size_t count, std::uint32_t* slots, PageReads reads);
 
+  // The units that hold pages.
+  void name(const WantedPage* wanted, std::size_t count, PagesOf of, PageKey* keys) const;
+
+  // Pins the pages of one layer, of which several may share a unit, if all of them are there and ready; otherwise changes
+  // nothing.
+  bool take_present(const WantedPage* wanted, std::size_t count, PagesOf of, PagesFound found);
+
+  // The same as `take` for pages.
+  PageTaking take_pages(const WantedPage* wanted, std::size_t count, PagesOf of, PagesFound found, PageReads reads);
+
   // Makes room for the first of these keys that are not there, `room` units at most, and no more than there is.
   // `looked_at`: how many of the keys are there or on their way afterwards. Returns how many reads are to be started.
   std::size_t read_ahead(const PageKey* keys, std::size_t count, std::size_t room, PageReads reads,
                          std::size_t* looked_at);
 
-  // The reads with these tags have ended, all of them well or all of them not.
-  void end(const std::uint64_t* tags, std::size_t count, bool well);
+  // The reads with these tags have ended, all of them well or all of them not. Returns how many have this ticket.
+  std::size_t end(const std::uint64_t* tags, std::size_t count, bool well, std::uint32_t ticket = 0);
 
   // The layer that these reads went ahead of has taken what it wants: of what they brought, what nobody took makes room
   // before anything else does.
@@ -119,6 +160,9 @@ class PageCache {
     bool is_spare = false;  // and not expected to be taken any more
   };
 
+  std::uint64_t offset(const WantedPage& page, PagesOf of) const;
+  void pin(const std::uint32_t* slots, std::size_t count);
+  void fetch_lines(const PageKey* keys, std::size_t count) const;
   std::size_t place(const PageKey& key) const;
   std::uint32_t find(const PageKey& key) const;
   void enter(std::uint32_t slot);
@@ -144,5 +188,30 @@ class PageCache {
   std::uint32_t ticket_ = 0;
   PageCounts counts_{};
 };
+
+// The clusters that a retrieval has chosen, `[T, K, budget]` as `SelectArgs` draws them.
+struct Choice {
+  const std::int32_t* chosen;
+  int tokens;
+  int kv_heads;
+  int budget;
+  const Indexed* segments;
+  const std::uint64_t* ids;  // of the segments
+};
+
+// What `list_pages` says of a choice: there is room for one of each for every cluster.
+struct ListedPages {
+  WantedPage* pages;     // distinct; those that share a unit of the slab are neighbours
+  std::uint8_t* is_cold; // whether a cluster's page is not in memory
+  std::int64_t* page_of; // of each cluster where that is so: index in `pages`
+};
+
+struct ListedCounts {
+  std::size_t pages;
+  std::size_t clusters;  // in them
+};
+
+// The pages that hold chosen clusters and are not in memory.
+ListedCounts list_pages(const Choice& choice, const ListedPages& listed);
 
 }  // namespace h3

@@ -30,6 +30,8 @@ struct SelectArgs {
   std::int32_t* chosen;      // [T, K, budget], ascending, then -1 where there are fewer clusters
   int budget;                // clusters
   int shortlist;             // clusters whose keys are scanned, the best ones by their mean keys; all or more: no ranking
+  std::int32_t* runners = nullptr;  // [T, K, runner_count]: the best of the others, as `chosen`; they decide nothing
+  int runner_count = 0;
 };
 
 void select(const SelectArgs& args);

@@ -138,12 +138,13 @@ class Retrieval:
         """After `select`, the natural log-sum-exp of each cluster as the choice saw it; -inf where there is none."""
         return self._lse_THC * math.log(2)
 
-    def select(self, exact_lse_TH: Tensor, *, setting: RetrievalSetting) -> NDArray[np.int32]:
+    def select(self, exact_lse_TH: Tensor, *, setting: RetrievalSetting, runners: int = 0) -> NDArray[np.int32]:
         """Clusters that each row and KV head reads exactly.
 
         Args:
             exact_lse_TH: fp32, CPU: natural log-sum-exp of all tokens that are read exactly anyway; -inf: of none.
             setting: its budget and shortlist.
+            runners: how many of the best others `runners_TKC` is to have; they decide nothing.
 
         Returns:
             [T, K, C], C = budget in clusters, at most all there are: `SEGMENT_CLUSTERS * s + cluster`, ascending.
@@ -163,7 +164,16 @@ class Retrieval:
         shortlist = math.ceil(setting.shortlist_share * clusters)
         kv_heads = self._layout.kv_heads
         chosen_TKC = np.empty((tokens, kv_heads, budget), dtype=np.int32)
-        self._native.select(exact_lse_TH.data_ptr(), chosen_TKC.ctypes.data, budget, shortlist)
+        self.runners_TKC = np.empty((tokens, kv_heads, runners if budget else 0), dtype=np.int32)
+        """After `select`: the best clusters that were not chosen, like the chosen ones, then -1."""
+        self._native.select(
+            exact_lse_TH.data_ptr(),
+            chosen_TKC.ctypes.data,
+            budget,
+            shortlist,
+            self.runners_TKC.ctypes.data,
+            self.runners_TKC.shape[2],
+        )
         page = self._layout.page
         every = tokens * kv_heads
         self._meter.rows += tokens

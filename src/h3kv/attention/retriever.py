@@ -14,18 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from h3kv import _native
 from h3kv.attention.page_table import IndexedSegments
 from h3kv.attention.parts import Part
-from h3kv.attention.retrieval import SEGMENT_CLUSTERS, Retrieval, RetrievalMeter
+from h3kv.attention.retrieval import Retrieval, RetrievalMeter
 from h3kv.core.layout import SlabLayout
-from h3kv.core.limits import BLOCK_CLUSTERS, SEGMENT_BLOCKS_MAX
+from h3kv.core.limits import CLUSTER_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
 
 WANTED_DTYPE: Final = np.dtype([("segment", "<u8"), ("kv_head", "<u2"), ("block", "<u2"), ("reserved", "<u4")])
-"""Names one page of a layer: 16 bytes."""
+"""Names one page of a layer: 16 bytes. `reserved`: 1 where best effort does not wait for it, else 0."""
 
 ROWS_MAX: Final = 64
 """Rows that choose at a time: their scores take room."""
+
+IMPORTANT_CLUSTERS: Final = 8
+"""What best effort waits for, of each row and KV head: the best ones. Without them needles are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,15 @@ class PageSource(Protocol):
 
     def give_back(self) -> None:
         """The pages that were taken last are no longer read."""
+        ...
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether guesses are of use."""
+        ...
+
+    def expect(self, layer: int, wanted_N: NDArray[np.void]) -> None:
+        """Guess pages that a layer will take in the next step beside those of this one. Guesses decide nothing."""
         ...
 
 
@@ -101,8 +114,14 @@ def retrieve(
         end = start + rows
         of_rows = Part(exact.out_THD[start:end], exact.lse_TH[start:end])
         retrieval = Retrieval(query.q_QHD[start:end].cpu(), segments_S, layout=layout, scale=query.scale, meter=meter)
-        chosen_QKC = retrieval.select(of_rows.lse_TH, setting=setting)
-        found.append(_attend(retrieval, chosen_QKC, of_rows, indexed, layer=layer, source=source))
+        # What nearly won is most of what the next step wants and this one does not.
+        runners = setting.budget_tokens // CLUSTER_TOKENS if source is not None and source.reads_ahead else 0
+        chosen_QKC = retrieval.select(of_rows.lse_TH, setting=setting, runners=runners)
+        is_important_QKC = _important(retrieval, of_rows.lse_TH, chosen_QKC) if setting.best_effort else None
+        attended = _attend(
+            retrieval, chosen_QKC, of_rows, indexed, layer=layer, source=source, is_important_QKC=is_important_QKC
+        )
+        found.append(attended)
     part, read_lse_QH = found[0]
     if len(found) > 1:
         part = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
@@ -118,14 +137,20 @@ def _attend(
     *,
     layer: int,
     source: PageSource | None,
+    is_important_QKC: NDArray[np.bool_] | None,
 ) -> tuple[Part, Tensor]:
     """Attention to everything, and the log-sum-exp of what was read; what lies on NVMe is read meanwhile."""
     wanted_N, (is_cold_QKC, page_of) = _wanted(chosen_QKC, indexed.rows_LS[layer], indexed)
     if not len(wanted_N):
         return retrieval.attend_apart(exact=exact)
+    if is_important_QKC is not None:
+        wanted_N["reserved"] = 1
+        wanted_N["reserved"][page_of[is_important_QKC[is_cold_QKC]]] = 0
     assert source is not None, "there is no source for what is not in memory"
     addresses_N = source.take(layer, wanted_N)
     try:
+        if retrieval.runners_TKC.size:
+            source.expect(layer, _wanted(retrieval.runners_TKC, indexed.rows_LS[layer], indexed)[0])
         addresses_QKC = np.zeros(chosen_QKC.shape, dtype=np.uint64)
         addresses_QKC[is_cold_QKC] = addresses_N[page_of]
         return retrieval.attend_apart(addresses_QKC, exact=exact)
@@ -133,20 +158,42 @@ def _attend(
         source.give_back()
 
 
+def _important(retrieval: Retrieval, exact_lse_QH: Tensor, chosen_QKC: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """The best `IMPORTANT_CLUSTERS` of the choices of each row and KV head, ranked as `select` did."""
+    rows, kv_heads, budget = chosen_QKC.shape
+    lse_THC = retrieval.lse_THC
+    lse_QKGC = lse_THC.view(rows, kv_heads, -1, lse_THC.shape[2])
+    all_lse_QKG = torch.logaddexp(exact_lse_QH.view(rows, kv_heads, -1), lse_QKGC.logsumexp(-1))
+    importance_QKC = (lse_QKGC - all_lse_QKG[..., None]).exp().sum(2).nan_to_num(torch.inf)
+    chosen = torch.from_numpy(chosen_QKC).long()
+    of_chosen_QKC = importance_QKC.gather(2, chosen.clamp(min=0)).where(chosen >= 0, -1.0)
+    best_QKC = of_chosen_QKC.topk(min(IMPORTANT_CLUSTERS, budget)).indices
+    is_important_QKC: NDArray[np.bool_] = (
+        torch.zeros(rows, kv_heads, budget, dtype=torch.bool).scatter(2, best_QKC, True).numpy()
+    )
+    return is_important_QKC
+
+
 def _wanted(
     chosen_QKC: NDArray[np.int32], segments_S: NDArray[np.void], indexed: IndexedSegments
 ) -> tuple[NDArray[np.void], tuple[NDArray[np.bool_], NDArray[np.int64]]]:
     """Distinct pages on NVMe that hold chosen clusters; which choices lie there, and in which of the pages."""
-    is_cold_S = segments_S["pages"] == 0
-    if not is_cold_S.any():
-        return np.zeros(0, dtype=WANTED_DTYPE), (np.zeros_like(chosen_QKC, dtype=bool), np.zeros(0, dtype=np.int64))
-    segment_QKC, cluster_QKC = np.divmod(chosen_QKC, SEGMENT_CLUSTERS)
-    is_cold_QKC = (chosen_QKC >= 0) & is_cold_S[segment_QKC]
-    head_QKC = np.broadcast_to(np.arange(chosen_QKC.shape[1])[:, None], chosen_QKC.shape)
-    page_QKC = (segment_QKC * chosen_QKC.shape[1] + head_QKC) * SEGMENT_BLOCKS_MAX + cluster_QKC // BLOCK_CLUSTERS
-    pages_N, page_of = np.unique(page_QKC[is_cold_QKC], return_inverse=True)
-    wanted_N = np.zeros(len(pages_N), dtype=WANTED_DTYPE)
-    row_N, wanted_N["block"] = np.divmod(pages_N, SEGMENT_BLOCKS_MAX)
-    segment_N, wanted_N["kv_head"] = np.divmod(row_N, chosen_QKC.shape[1])
-    wanted_N["segment"] = np.array(indexed.segments, dtype=np.uint64)[segment_N]
-    return wanted_N, (is_cold_QKC, page_of)
+    is_cold_QKC = np.zeros(chosen_QKC.shape, dtype=bool)
+    if segments_S["pages"].all():
+        return np.zeros(0, dtype=WANTED_DTYPE), (is_cold_QKC, np.zeros(0, dtype=np.int64))
+    ids_S = np.array(indexed.segments, dtype=np.uint64)
+    wanted_N = np.empty(chosen_QKC.size, dtype=WANTED_DTYPE)
+    page_of = np.empty(chosen_QKC.size, dtype=np.int64)
+    rows, kv_heads, budget = chosen_QKC.shape
+    pages, clusters = _native.list_pages(
+        chosen_QKC.ctypes.data,
+        rows,
+        kv_heads,
+        budget,
+        segments_S.ctypes.data,
+        ids_S.ctypes.data,
+        wanted_N.ctypes.data,
+        is_cold_QKC.ctypes.data,
+        page_of.ctypes.data,
+    )
+    return wanted_N[:pages], (is_cold_QKC, page_of[:clusters])

@@ -9,26 +9,38 @@ Shapes: N pages that a layer wants, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h3kv.core.errors import ConfigError, SlabCorruptError, SlabUnavailableError, TierError, TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.limits import CLUSTER_TOKENS
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S, describe_size
 from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 from h3kv.engine.page_reads import UnitReader, UnitStore
-from h3kv.engine.page_slots import FAILED, KEY_DTYPE, READY, PageCounts, PageSlots, carve, slots_of, unit_bytes
+from h3kv.engine.page_slots import (
+    FAILED,
+    READY,
+    PageCounts,
+    PageSlots,
+    Pins,
+    Reads,
+    carve,
+    slots_of,
+    unit_bytes,
+)
 from h3kv.engine.page_waits import PageWaits, WaitStatistics
 from h3kv.engine.predictor import Pace, Predictor
 from h3kv.engine.stream import ViewableStore
 from h3kv.telemetry import names
+
+_T = TypeVar("_T")
 
 RUN_BYTES: Final = 64 << 10
 """Longest row of neighbours that is read at once: a longer read takes longer, and two of them run side by side."""
@@ -91,7 +103,9 @@ class PageCache:
         self._unit_bytes = unit_bytes(layout.slab)
         self._addresses_S = carve([host.address(slot) for slot in slots], layout.slab)
         run_units = max(RUN_BYTES // self._unit_bytes, 1)
-        self._slots = PageSlots(self._addresses_S, unit_bytes=self._unit_bytes, run_units=run_units)
+        self._slots = PageSlots(
+            self._addresses_S, unit_bytes=self._unit_bytes, page_bytes=self._page_bytes, run_units=run_units
+        )
         self._reader = UnitReader(store, locate, layers=layout.layers)
         self._clock = clock
         self._telemetry = telemetry
@@ -177,119 +191,126 @@ class PageCache:
         """Assert that every slot has one use."""
         self._slots.check_integrity()
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether anything is read before it is taken."""
+        return self._reads_ahead
+
     def keys(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.void]:
         """The units that hold pages (WANTED_DTYPE): KEY_DTYPE."""
-        keys_N = np.zeros(len(wanted_N), dtype=KEY_DTYPE)
-        keys_N["segment"], keys_N["layer"] = wanted_N["segment"], layer
-        keys_N["unit"] = self._offsets(wanted_N) // self._unit_bytes
-        return keys_N
+        return self._slots.keys(layer, wanted_N)
 
-    def pin(
-        self, layer: int, keys_N: NDArray[np.void], important_N: NDArray[np.bool_], *, patience_ns: int | None
-    ) -> NDArray[np.uint32]:
-        """Slots of units, pinned, that hold them: all of them, or with patience those that came in time."""
-        self._end_gap()
+    def pin_present(self, layer: int, wanted_N: NDArray[np.void], pins: Pins) -> bool:
+        """Pin pages (WANTED_DTYPE) if all of them are there; or change nothing. An interrupt loses no pin."""
+        if not self._slots.take_present(layer, wanted_N, pins):
+            return False
         self._takes += 1
+        self._end_gap()
+        self._waits.add(0, len(wanted_N))
+        return True
+
+    def pin(self, layer: int, wanted_N: NDArray[np.void], pins: Pins, *, patience_ns: int | None) -> None:
+        """Pin pages so that all are there, or with patience those that came in time.
+
+        After an error they are pinned still: the caller gives them back.
+        """
+        self._takes += 1
+        self._end_gap()
         deadline_ns = self._clock.now_ns() + self._wait_ns
-        slots_N, missing = self._make_room(layer, keys_N, deadline_ns)
-        try:
-            if patience_ns is None:
-                self._wait_for(slots_N, deadline_ns, missing=missing)
-                if self._failures or self._slots.loading(slots_N):
-                    self._try_again(layer, keys_N, slots_N, deadline_ns)
-                    self._check_all(layer, keys_N, slots_N)
-            else:
-                deadline_ns = min(deadline_ns, self._clock.now_ns() + patience_ns)
-                self._wait_for(slots_N[important_N], deadline_ns, missing=missing)
-                self._check_damage(slots_N)
-        except BaseException:
-            self._slots.give_back(slots_N)
-            raise
-        return slots_N
+        taking = self._make_room(lambda: self._slots.take_pages(layer, wanted_N, pins), deadline_ns, len(wanted_N))
+        slots_N, loading = pins.slots_N, taking.loading
+        self._waits.add(0, len(slots_N) - loading)
+        self._start(layer, taking.reads)
+        if patience_ns is None:
+            if self._wait_for(slots_N, deadline_ns, loading=loading, missing=taking.missing) or self._failures:
+                self._try_again(layer, pins, deadline_ns)
+                self._check_all(layer, pins)
+            return
+        important_N = slots_N[wanted_N["reserved"] == 0]
+        deadline_ns = min(deadline_ns, self._clock.now_ns() + patience_ns)
+        loading = self._slots.loading(important_N)
+        self._wait_for(important_N, deadline_ns, loading=loading, missing=taking.missing)
+        self._check_damage(slots_N)
 
-    def give_back(self, slots_N: NDArray[np.uint32]) -> None:
-        """Take back a pin from each."""
-        self._slots.give_back(slots_N)
+    def give_back(self, pins: Pins) -> None:
+        """Take back what is pinned. An interrupt loses no pin, and a second time does nothing."""
+        self._slots.give_back_pins(pins)
 
-    def is_ready(self, slots_N: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which slots hold their units, whole and checked; those that do not are counted as absent."""
-        is_ready_N: NDArray[np.bool_] = self._slots.states(slots_N) == READY
-        self._absent += len(slots_N) - int(is_ready_N.sum())
-        return is_ready_N
-
-    def addresses(self, wanted_N: NDArray[np.void], slots_N: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """Where pages lie."""
-        within_N = (self._offsets(wanted_N) % self._unit_bytes).astype(np.uint64)
-        addresses_N: NDArray[np.uint64] = self._addresses_S[slots_N] + within_N
-        return addresses_N
+    def give_back_absent(self, pins: Pins) -> NDArray[np.bool_]:
+        """Take back what does not hold its page, whole and checked, and count it as absent: which ones these are."""
+        is_absent_N: NDArray[np.bool_] = self._slots.states(pins.slots_N) != READY
+        if is_absent_N.any():
+            absent_N = pins.slots_N[is_absent_N]
+            pins.keep(~is_absent_N)
+            self._slots.give_back(absent_N)
+            self._absent += len(absent_N)
+        return is_absent_N
 
     def begin_gap(self, layer: int) -> None:
         """A layer has what it took."""
         self._gap = (layer, self._clock.now_ns())
 
-    def spare(self, tags: Sequence[NDArray[np.uint64]]) -> None:
-        """The layer that these reads went ahead of has taken what it wants."""
-        for tags_R in tags:
-            self._slots.spare(tags_R)
+    @property
+    def units(self) -> int:
+        """Slots."""
+        return len(self._addresses_S)
 
-    def read_ahead(self, layer: int, predictor: Predictor) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """After a layer's taking: read what is expected of the next ones, as far as the gap carries.
+    @property
+    def uses(self) -> int:
+        """See `PageSlots.uses`."""
+        return self._slots.uses
 
-        Yields:
-            The layer, and the tags of its reads.
-        """
+    @property
+    def kept_since(self) -> int:
+        """What was taken since the table counted so many uses is still there, unless half of the slots are pinned."""
+        return self._slots.uses - len(self._addresses_S) // 2
+
+    def read_ahead(self, layer: int, predictor: Predictor) -> None:
+        """After a layer's taking: read what is expected of the next ones, as far as the gap carries."""
         if not self._reads_ahead:
             return
         carried = min(self._pace.carries_bytes(layer) // self._unit_bytes, len(self._addresses_S) // AHEAD_SHARE)
         units = carried - self._slots.in_flight
-        for following, keys_N in predictor.ahead(layer):
+        for following, keys_N in predictor.ahead(layer, kept_since=self.kept_since):
             if units <= 0:
                 return
             reads, dealt_with = self._slots.read_ahead(keys_N, units=units)
             units -= reads.units(self._unit_bytes)
             predictor.drop(following, dealt_with)
             self._reader.start(following, reads)
-            yield following, reads.reads_R["tag"].copy()
             if dealt_with < len(keys_N):
                 return
 
-    def _offsets(self, wanted_N: NDArray[np.void]) -> NDArray[np.int64]:
-        """Where pages begin in their slabs, in bytes: `SlabLayout.page_offset` of many."""
-        pages_N = wanted_N["kv_head"].astype(np.int64) * SEGMENT_BLOCKS_MAX + wanted_N["block"]
-        offsets_N: NDArray[np.int64] = pages_N * self._page_bytes
-        return offsets_N
-
-    def _make_room(self, layer: int, keys_N: NDArray[np.void], deadline_ns: int) -> tuple[NDArray[np.uint32], int]:
-        """Pin units, and begin to read what is missing: their slots, and how many are missing.
+    def _make_room(self, take: Callable[[], _T | None], deadline_ns: int, units: int) -> _T:
+        """Take units as soon as there is room for those that are missing.
 
         Raises:
             TierFullError: the cache is smaller than what one layer wants.
         """
         self._poll()
-        while (taken := self._slots.take(keys_N)) is None:
+        while (taken := take()) is None:
             check_interrupt()
             if not self._slots.in_flight or self._clock.now_ns() > deadline_ns:
                 raise TierFullError(
-                    f"a layer wants {len(keys_N)} pages of {self._unit_bytes} bytes at once, but the page cache has "
+                    f"a layer wants {units} pages of {self._unit_bytes} bytes at once, but the page cache has "
                     f"{describe_size(self.capacity_bytes)}: raise host.kv_bytes, or lower the retrieval budget",
                     tier=Tier.HOST,
-                    needed_bytes=len(keys_N) * self._unit_bytes,
+                    needed_bytes=units * self._unit_bytes,
                     free_bytes=self._slots.counts().evictable * self._unit_bytes,
                 )
             self._reader.wait(NS_PER_S, reads=1)
             self._poll()
-        slots_N, reads = taken
         self._failures.clear()
+        return taken
+
+    def _start(self, layer: int, reads: Reads) -> None:
         self._own_reads, self._own_ticket = len(reads), reads.ticket
         self._reader.start(layer, reads)
-        return slots_N, reads.units(self._unit_bytes)
 
-    def _wait_for(self, slots_N: NDArray[np.uint32], deadline_ns: int, *, missing: int) -> None:
-        """Wait until nothing is read into slots any more, or the time is over."""
-        loading = self._slots.loading(slots_N)
-        self._waits.add(0, len(slots_N) - loading)
+    def _wait_for(self, slots_N: NDArray[np.uint32], deadline_ns: int, *, loading: int, missing: int) -> int:
+        """Wait until nothing is read into slots any more, or the time is over. Returns how many still are read into."""
         if not loading:
-            return
+            return 0
         start_ns = now_ns = self._clock.now_ns()
         while loading and now_ns < deadline_ns:
             check_interrupt()
@@ -304,25 +325,35 @@ class PageCache:
         self._stall_ns += now_ns - start_ns
         if missing and not loading:
             self._pace.note_speed(missing * self._unit_bytes, now_ns - start_ns)
+        return loading
 
-    def _try_again(self, layer: int, keys_N: NDArray[np.void], slots_N: NDArray[np.uint32], deadline_ns: int) -> None:
-        """Read once more what could not be read: perhaps that was long ago, when nobody waited for it."""
+    def _try_again(self, layer: int, pins: Pins, deadline_ns: int) -> None:
+        """Read once more what could not be read: perhaps that was long ago, when nobody waited for it.
+
+        A page lies at the same place of its new slot.
+        """
+        slots_N = pins.slots_N
         self._check_damage(slots_N)
         failed_N = np.flatnonzero(self._slots.states(slots_N) == FAILED)
-        if len(failed_N):
-            again_N, missing = self._make_room(layer, keys_N[failed_N], deadline_ns)
-            self._slots.give_back(slots_N[failed_N])
-            slots_N[failed_N] = again_N
-            self._wait_for(again_N, deadline_ns, missing=missing)
+        if not len(failed_N):
+            return
+        keys_N, old_N = pins.keys_N[failed_N], slots_N[failed_N]
+        again_N, reads = self._make_room(lambda: self._slots.take(keys_N), deadline_ns, len(keys_N))
+        slots_N[failed_N] = again_N
+        pins.addresses_N[failed_N] += self._addresses_S[again_N] - self._addresses_S[old_N]
+        self._slots.give_back(old_N)
+        self._start(layer, reads)
+        missing = reads.units(self._unit_bytes)
+        self._wait_for(again_N, deadline_ns, loading=self._slots.loading(again_N), missing=missing)
 
-    def _check_all(self, layer: int, keys_N: NDArray[np.void], slots_N: NDArray[np.uint32]) -> None:
-        states_N = self._slots.states(slots_N)
+    def _check_all(self, layer: int, pins: Pins) -> None:
+        states_N = self._slots.states(pins.slots_N)
         if (states_N == READY).all():
             return
-        self._check_damage(slots_N)
+        self._check_damage(pins.slots_N)
         at = int(np.flatnonzero(states_N != READY)[0])
-        key = SlabKey(SegmentId(int(keys_N["segment"][at])), layer)
-        error = self._failures.get(int(slots_N[at])) if states_N[at] == FAILED else None
+        key = SlabKey(SegmentId(int(pins.keys_N["segment"][at])), layer)
+        error = self._failures.get(int(pins.slots_N[at])) if states_N[at] == FAILED else None
         if error is None:
             message = f"a page of {key} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
             raise SlabUnavailableError(message, key=key)
@@ -346,11 +377,10 @@ class PageCache:
 
     def _poll(self) -> None:
         """Take notice of reads that ended."""
+        if not self._slots.in_flight:
+            return
         ended = self._reader.ended()
-        self._slots.end(ended.good_R, well=True)
-        if self._own_reads:
-            self._own_reads -= int(np.count_nonzero(ended.good_R >> np.uint64(32) == self._own_ticket))
+        self._own_reads -= self._slots.end(ended.good_R, well=True, ticket=self._own_ticket)
         for tag, error in ended.failed:
-            self._slots.end(np.array([tag], dtype=np.uint64), well=False)
-            self._own_reads -= tag >> 32 == self._own_ticket
+            self._own_reads -= self._slots.end(np.array([tag], dtype=np.uint64), well=False, ticket=self._own_ticket)
             self._failures.update(dict.fromkeys(slots_of(tag), error))

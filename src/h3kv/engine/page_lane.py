@@ -14,7 +14,11 @@ from h3kv.attention.retrieval import MISSING
 from h3kv.core.units import NS_PER_MS
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.page_cache import PageCache
-from h3kv.engine.predictor import Predictor
+from h3kv.engine.page_slots import Pins
+from h3kv.engine.predictor import AHEAD_LAYERS, Predictor
+
+GUESS_STEPS: Final = 4
+"""Steps that the cache holds the units of, at the least, where guesses are read ahead."""
 
 PATIENCE_NS: Final = 20 * NS_PER_MS
 """How long best effort waits for the clusters that matter most."""
@@ -34,10 +38,10 @@ class PageLane:
         self._cache = cache
         self._predictor = Predictor(layers)
         self._patience_ns = patience_ns
-        self._taken_N: NDArray[np.uint32] | None = None
+        self._pins = Pins()
         self._layer = 0
-        # Tags of what was read ahead for each layer since its last taking.
-        self._ahead_L: list[list[NDArray[np.uint64]]] = [[] for _ in range(layers)]
+        # Units used by everybody since the layer before took last, a step ago.
+        self._step_units = self._cache.units
 
     def take(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.uint64]:
         """See `PageSource.take`. Pages of small sizes that share a unit are neighbours in `wanted_N`.
@@ -45,23 +49,32 @@ class PageLane:
         Raises:
             TierFullError: the cache is smaller than what the layer wants.
         """
-        assert self._taken_N is None, "what was taken before was not given back"
+        assert not len(self._pins), "what was taken before was not given back"
         try:
-            with interrupts_deferred():
-                return self._take(layer, wanted_N)
+            if self._cache.pin_present(layer, wanted_N, self._pins):
+                addresses_N = self._pins.addresses_N
+            else:
+                with interrupts_deferred():
+                    addresses_N = self._fetch(layer, wanted_N)
+            self._layer = layer
+            self._step_units = self._cache.uses - self._predictor.uses(layer)
+            self._predictor.note(layer, self._pins.keys_N, uses=self._cache.uses)
+            self._cache.begin_gap(layer)
+            # A few layers at a time, which costs little more than one.
+            if layer % AHEAD_LAYERS == 0 and self._expects(layer):
+                with interrupts_deferred():
+                    self._read_ahead()
         except BaseException:
             self.give_back()
             raise
+        return addresses_N
 
     def give_back(self) -> None:
         """See `PageSource.give_back`."""
-        with interrupts_deferred():
-            if self._taken_N is not None:
-                self._cache.give_back(self._taken_N)
-            self._taken_N = None
+        self._cache.give_back(self._pins)
 
     def expect(self, layer: int, wanted_N: NDArray[np.void]) -> None:
-        """Guess which pages a layer will take next: they are read ahead as far as the time carries, and decide nothing.
+        """See `PageSource.expect`: guesses are read ahead as far as the time carries, at once if their turn is near.
 
         Args:
             layer: index of it.
@@ -69,25 +82,24 @@ class PageLane:
         """
         with interrupts_deferred():
             self._predictor.expect(layer, self._cache.keys(layer, wanted_N))
-            self._read_ahead()
+            if self._predictor.follows(self._layer, layer):
+                self._read_ahead()
 
-    def _take(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.uint64]:
-        keys_N = self._cache.keys(layer, wanted_N)
-        slots_N = self._cache.pin(layer, keys_N, wanted_N["reserved"] == 0, patience_ns=self._patience_ns)
-        addresses_N = self._cache.addresses(wanted_N, slots_N)
+    @property
+    def reads_ahead(self) -> bool:
+        """See `PageSource.reads_ahead`. In a small cache guesses would push out what is taken again."""
+        return self._cache.reads_ahead and GUESS_STEPS * self._step_units <= self._cache.units
+
+    def _expects(self, layer: int) -> bool:
+        return self._cache.reads_ahead and self._predictor.expects(layer, kept_since=self._cache.kept_since)
+
+    def _fetch(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.uint64]:
+        """Pin pages of which some are not there: their addresses."""
+        self._cache.pin(layer, wanted_N, self._pins, patience_ns=self._patience_ns)
+        addresses_N = self._pins.addresses_N
         if self._patience_ns is not None:
-            is_ready_N = self._cache.is_ready(slots_N)
-            addresses_N[~is_ready_N] = MISSING
-            self._cache.give_back(slots_N[~is_ready_N])
-            slots_N = slots_N[is_ready_N]
-        self._taken_N, self._layer = slots_N, layer
-        self._predictor.note(layer, keys_N)
-        self._cache.begin_gap(layer)
-        self._cache.spare(self._ahead_L[layer])
-        self._ahead_L[layer].clear()
-        self._read_ahead()
+            addresses_N[self._cache.give_back_absent(self._pins)] = MISSING
         return addresses_N
 
     def _read_ahead(self) -> None:
-        for layer, tags_R in self._cache.read_ahead(self._layer, self._predictor):
-            self._ahead_L[layer].append(tags_R)
+        self._cache.read_ahead(self._layer, self._predictor)

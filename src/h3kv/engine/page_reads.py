@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from h3kv import _native
 from h3kv.core.errors import H3Error, SlabBusyError, SlabUnavailableError, StaleHandleError
 from h3kv.core.ports import EndedReads
 from h3kv.core.types import SegmentId, SlabKey, SlotHandle
@@ -46,6 +47,16 @@ class _LayerSlabs:
 
     segments_S: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     handles_S: tuple[SlotHandle, ...] = ()
+
+    def find(self, reads: Reads) -> bool:
+        """Fill in which slab each read is of, if all of them are known."""
+        return _native.find_slabs(
+            reads.reads_R.ctypes.data,
+            reads.segments_R.ctypes.data,
+            len(reads),
+            self.segments_S.ctypes.data,
+            len(self.segments_S),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +120,9 @@ class UnitReader:
 
     def _submit(self, layer: int, reads: Reads) -> None:
         slabs = self._slabs_L[layer]
-        at_R = np.searchsorted(slabs.segments_S, reads.segments_R)
-        known = len(slabs.segments_S)
-        if not known or (at_R == known).any() or (slabs.segments_S[at_R] != reads.segments_R).any():
+        if not slabs.find(reads):
             self._add(layer, slabs, np.unique(reads.segments_R))
-            at_R = np.searchsorted(slabs.segments_S, reads.segments_R)
-        reads.reads_R["slab"] = at_R
+            assert slabs.find(reads)
         self._store.read_units(slabs.handles_S, reads.reads_R.data)
 
     def _add(self, layer: int, slabs: _LayerSlabs, segments_S: NDArray[np.uint64]) -> None:

@@ -33,7 +33,7 @@ class PageWaits:
     """Adds up waits."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_PER_OCTAVE * _OCTAVES, dtype=np.int64)
+        self._counts = [0] * (_PER_OCTAVE * _OCTAVES)
         self._pages = 0
         self._total_ns = 0
         self._total_of_squares = 0.0
@@ -55,7 +55,7 @@ class PageWaits:
         mean_ns = self._total_ns / pages
         return WaitStatistics(
             pages=self._pages,
-            waited=int(self._counts.sum()),
+            waited=sum(self._counts),
             mean_ns=mean_ns,
             sd_ns=math.sqrt(max(self._total_of_squares / pages - mean_ns**2, 0.0)),
             p50_ns=self._quantile(0.5),
@@ -65,7 +65,7 @@ class PageWaits:
 
     def _quantile(self, share: float) -> float:
         """The middle of the step that holds it."""
-        rank = math.ceil(share * self._pages) - (self._pages - int(self._counts.sum()))
+        rank = math.ceil(share * self._pages) - (self._pages - sum(self._counts))
         if rank <= 0:
             return 0.0
         step = int(np.searchsorted(np.cumsum(self._counts), rank))

@@ -36,32 +36,67 @@ _NOTHING: Final = np.zeros(0, dtype=_COMPACT_DTYPE)
 
 
 class Predictor:
-    """Of one sequence. A layer takes again what it took in the step before, and what somebody guessed.
+    """Of one sequence. A layer takes what somebody guessed, and again what it took in the step before.
 
     Args:
         layers: of the model.
     """
 
     def __init__(self, layers: int) -> None:
+        reach = range(1, min(AHEAD_LAYERS, layers - 1) + 1)
+        self._following_LA = [[(layer + distance) % layers for distance in reach] for layer in range(layers)]
         # What is expected of each layer and was not looked at yet.
-        self._expected_L = [_NOTHING] * layers
+        self._guessed_L = [_NOTHING] * layers
+        self._taken_L = [_NOTHING] * layers
+        # `PageSlots.uses` when it was taken.
+        self._uses_L = [0] * layers
 
-    def note(self, layer: int, keys_N: NDArray[np.void]) -> None:
-        """A layer took these; the next step may do so again."""
-        self._expected_L[layer] = _compact(keys_N[:LAYER_UNITS_MAX])
+    def note(self, layer: int, keys_N: NDArray[np.void], *, uses: int) -> None:
+        """A layer took these; the next step may do so again. What was guessed of it before is void.
+
+        Args:
+            layer: index of it.
+            keys_N: KEY_DTYPE.
+            uses: `PageSlots.uses` now.
+        """
+        self._guessed_L[layer] = _NOTHING
+        self._taken_L[layer] = _compact(keys_N[:LAYER_UNITS_MAX])
+        self._uses_L[layer] = uses
 
     def expect(self, layer: int, keys_N: NDArray[np.void]) -> None:
         """Guess what a layer will take, before all that was expected of it so far."""
         guessed_N = _compact(keys_N[:LAYER_UNITS_MAX])
-        left = LAYER_UNITS_MAX - len(guessed_N)
-        self._expected_L[layer] = np.concatenate([guessed_N, self._expected_L[layer][:left]])
+        if len(self._guessed_L[layer]):
+            guessed_N = np.concatenate([guessed_N, self._guessed_L[layer]])[:LAYER_UNITS_MAX]
+        self._guessed_L[layer] = guessed_N
+        self._taken_L[layer] = self._taken_L[layer][: LAYER_UNITS_MAX - len(guessed_N)]
 
-    def ahead(self, layer: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """What is expected of the layers after this one, the nearest first."""
-        layers = len(self._expected_L)
-        for distance in range(1, min(AHEAD_LAYERS, layers - 1) + 1):
-            following = (layer + distance) % layers
-            expected_N = self._expected_L[following]
+    def uses(self, layer: int) -> int:
+        """`PageSlots.uses` when a layer took last; 0: it never did."""
+        return self._uses_L[layer]
+
+    def follows(self, layer: int, other: int) -> bool:
+        """Whether the other layer is so near behind that one that it is looked at."""
+        return other in self._following_LA[layer]
+
+    def expects(self, layer: int, *, kept_since: int) -> bool:
+        """Whether anything is expected of the layers after this one that may have to be read; see `ahead`."""
+        return any(
+            len(self._guessed_L[following]) or (len(self._taken_L[following]) and self._uses_L[following] < kept_since)
+            for following in self._following_LA[layer]
+        )
+
+    def ahead(self, layer: int, *, kept_since: int) -> Iterator[tuple[int, NDArray[np.void]]]:
+        """What is expected of the layers after this one, the nearest first.
+
+        Args:
+            layer: the one that has taken last.
+            kept_since: what was taken since then (`PageSlots.uses`) is there anyway.
+        """
+        for following in self._following_LA[layer]:
+            expected_N = self._guessed_L[following]
+            if self._uses_L[following] < kept_since:
+                expected_N = np.concatenate([expected_N, self._taken_L[following]])
             if len(expected_N):
                 keys_N = np.zeros(len(expected_N), dtype=KEY_DTYPE)
                 keys_N["segment"], keys_N["unit"] = expected_N["segment"], expected_N["unit"]
@@ -70,12 +105,14 @@ class Predictor:
 
     def drop(self, layer: int, units: int) -> None:
         """The first ones that were expected of a layer are there, or on their way."""
-        self._expected_L[layer] = self._expected_L[layer][units:]
+        guessed = len(self._guessed_L[layer])
+        self._guessed_L[layer] = self._guessed_L[layer][units:]
+        self._taken_L[layer] = self._taken_L[layer][max(units - guessed, 0) :]
 
     @property
     def state_bytes(self) -> int:
         """Bytes kept now."""
-        return sum(expected_N.nbytes for expected_N in self._expected_L)
+        return sum(expected_N.nbytes for expected_N in (*self._guessed_L, *self._taken_L))
 
 
 def _compact(keys_N: NDArray[np.void]) -> NDArray[np.void]:

@@ -17,16 +17,16 @@ def _keys(*units: int) -> NDArray[np.void]:
 def test_the_nearest_layers_come_first_and_the_last_is_followed_by_the_first() -> None:
     predictor = Predictor(8)
     for layer in range(8):
-        predictor.note(layer, _keys(layer))
-    assert [layer for layer, _ in predictor.ahead(6)] == [7, 0, 1, 2]
-    assert len(list(predictor.ahead(0))) == AHEAD_LAYERS
+        predictor.note(layer, _keys(layer), uses=0)
+    assert [layer for layer, _ in predictor.ahead(6, kept_since=1)] == [7, 0, 1, 2]
+    assert len(list(predictor.ahead(0, kept_since=1))) == AHEAD_LAYERS
 
 
 def test_a_guess_comes_before_what_was_taken_last() -> None:
     predictor = Predictor(2)
-    predictor.note(1, _keys(1, 2))
+    predictor.note(1, _keys(1, 2), uses=0)
     predictor.expect(1, _keys(9))
-    [(layer, keys_N)] = predictor.ahead(0)
+    [(layer, keys_N)] = predictor.ahead(0, kept_since=1)
     assert layer == 1
     assert keys_N["unit"].tolist() == [9, 1, 2]
     assert set(keys_N["segment"].tolist()) == {7}
@@ -35,17 +35,17 @@ def test_a_guess_comes_before_what_was_taken_last() -> None:
 
 def test_what_was_dealt_with_is_not_looked_at_again() -> None:
     predictor = Predictor(2)
-    predictor.note(1, _keys(1, 2, 3))
+    predictor.note(1, _keys(1, 2, 3), uses=0)
     predictor.drop(1, 2)
-    assert [keys_N["unit"].tolist() for _, keys_N in predictor.ahead(0)] == [[3]]
+    assert [keys_N["unit"].tolist() for _, keys_N in predictor.ahead(0, kept_since=1)] == [[3]]
     predictor.drop(1, 1)
-    assert not list(predictor.ahead(0))
+    assert not list(predictor.ahead(0, kept_since=1))
 
 
 def test_a_group_of_layers_keeps_32_kib_at_most() -> None:
     predictor = Predictor(GROUP_LAYERS)
     for layer in range(GROUP_LAYERS):
-        predictor.note(layer, _keys(*range(3 * LAYER_UNITS_MAX)))
+        predictor.note(layer, _keys(*range(3 * LAYER_UNITS_MAX)), uses=0)
         predictor.expect(layer, _keys(*range(LAYER_UNITS_MAX // 2)))
     assert predictor.state_bytes == GROUP_STATE_BYTES == 32 << 10
 
@@ -81,3 +81,16 @@ def test_quantiles_of_waits_are_within_a_step() -> None:
     exact = np.array([0] * 40 + [10_000 * step for step in range(1, 61)])
     assert abs(statistics.mean_ns / exact.mean() - 1) < 1e-9
     assert abs(statistics.sd_ns / exact.std() - 1) < 1e-9
+
+
+def test_what_was_taken_is_looked_at_only_when_it_may_be_gone() -> None:
+    predictor = Predictor(2)
+    predictor.note(1, _keys(1, 2), uses=7)
+    assert not predictor.expects(0, kept_since=7)
+    assert not list(predictor.ahead(0, kept_since=7))
+    predictor.expect(1, _keys(9))
+    assert predictor.expects(0, kept_since=7)
+    assert [keys_N["unit"].tolist() for _, keys_N in predictor.ahead(0, kept_since=7)] == [[9]]
+    assert [keys_N["unit"].tolist() for _, keys_N in predictor.ahead(0, kept_since=8)] == [[9, 1, 2]]
+    predictor.note(1, _keys(3), uses=9)
+    assert not predictor.expects(0, kept_since=9), "guesses are of one step"

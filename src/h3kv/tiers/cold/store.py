@@ -260,12 +260,11 @@ class ColdStore:
         self._check_open()
         deadline_ns = time.monotonic_ns() + timeout_ns
         while True:
-            self._pump()
             left_ns, missing = deadline_ns - time.monotonic_ns(), reads - self._units.ended
             if missing <= 0 or left_ns <= 0 or self._units.in_flight == 0:
                 return
-            # Half of what the engine has at most: reads that were held back are to follow before it has none.
-            self._volume.ops.wait(left_ns, results=max(1, min(missing, self._units.in_engine // 2)))
+            self._volume.ops.wait(left_ns, results=self._units.results_awaited(missing))
+            self._pump()
 
     def lookup(self, key: SlabKey) -> SlotHandle | None:
         """See `BlockStore.lookup`."""

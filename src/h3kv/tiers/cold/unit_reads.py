@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from h3kv import _native
 from h3kv.core.errors import SlabBusyError
 from h3kv.core.limits import DIRECT_IO_BYTES
 from h3kv.core.types import SlabKey, SlotHandle
@@ -54,6 +55,9 @@ class _Slabs:
     sizes_S: NDArray[np.uint64]
     """Bytes that were written."""
     retired_S: NDArray[np.bool_]
+    any_retired: bool
+    addresses: tuple[int, int, int, int]
+    """Of `offsets_S`, `crcs_S` and `sizes_S`, and how many they are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +66,10 @@ class _Call:
 
     slabs: _Slabs
     reads_N: NDArray[np.void]
-    used: list[tuple[Extent, int]]
-    """Extents, and how many of the reads are of them."""
     left: int
+    ahead: int = 0
+    """How many of them are ahead."""
+    extents_N: Sequence[Extent] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class UnitReads:
         self._ops = ops
         self._writes = writes
         self._segments = segments
-        self._check_bytes = np.uint64(check_bytes)
+        self._check_bytes = check_bytes
         self._known: dict[int, _Slabs] = {}
         self._held: deque[NDArray[np.void]] = deque()
         self._ahead = 0
@@ -104,9 +109,8 @@ class UnitReads:
         reads_N = np.array(np.frombuffer(reads, dtype=UNIT_READ_DTYPE))
         if not reads_N.size:
             return
-        self._check(slabs, reads_N)
-        retired_N = slabs.retired_S[reads_N["slab"]]
-        if retired_N.any():
+        if slabs.any_retired:
+            retired_N = slabs.retired_S[reads_N["slab"]]
             self._fail(slabs, reads_N[retired_N], Outcome(CHECKSUM_MISMATCH, "given up before"))
             reads_N = reads_N[~retired_N]
         if reads_N.size:
@@ -114,30 +118,41 @@ class UnitReads:
 
     def _begin(self, slabs: _Slabs, reads_N: NDArray[np.void]) -> None:
         """Hand reads to the engine."""
-        index_N, offset_N = reads_N["slab"], reads_N["offset"].astype(np.uint64)
-        counts = np.bincount(index_N, minlength=len(slabs.handles))
-        used = [(slabs.extents[slab], int(counts[slab])) for slab in np.flatnonzero(counts).tolist()]
-        for extent, count in used:
-            extent.fetches += count
-        ops_N = np.zeros(reads_N.size, dtype=OP_DTYPE)
-        call = _Call(slabs, reads_N, used, reads_N.size)
-        first_tag = self._ops.open_array(reads_N.size, functools.partial(self._end, call))
-        ops_N["tag"] = np.arange(reads_N.size, dtype=np.uint64) + np.uint64(first_tag)
-        ops_N["offset"] = slabs.offsets_S[index_N] + offset_N
-        ops_N["address"], ops_N["size"] = reads_N["target"], reads_N["size"]
-        ops_N["crcs"] = slabs.crcs_S[index_N] + offset_N // self._check_bytes * np.uint64(4)
-        ops_N["page_bytes"] = self._check_bytes
-        self.in_flight += reads_N.size
-        is_ahead_N = reads_N["is_ahead"] != 0
-        if not is_ahead_N.any():
+        count = reads_N.size
+        assert count < ARRAY_OPS_MAX
+        call = _Call(slabs, reads_N, left=count)
+        ops_N = np.empty(count, dtype=OP_DTYPE)
+        sound, call.ahead = _native.unit_ops(
+            reads_N.ctypes.data,
+            count,
+            *slabs.addresses,
+            self._check_bytes,
+            self._ops.open_array(count, functools.partial(self._end, call)),
+            DIRECT_IO_BYTES,
+            ops_N.ctypes.data,
+        )
+        assert sound == count, f"read {sound} goes beyond what was written, or is not of whole pieces at whole sectors"
+        call.extents_N = [slabs.extents[slab] for slab in reads_N["slab"].tolist()]
+        for extent in call.extents_N:
+            extent.fetches += 1
+        self.in_flight += count
+        if not call.ahead:
             self._ops.submit_array(ops_N)
             return
-        urgent_N, ahead_N = ops_N[~is_ahead_N], ops_N[is_ahead_N]
-        if urgent_N.size:
-            self._ops.submit_array(urgent_N)
-        self._held.append(ahead_N)
-        self._held_count += ahead_N.size
+        is_ahead_N = reads_N["is_ahead"]
+        if call.ahead < count:
+            self._ops.submit_array(ops_N[is_ahead_N == 0])
+            ops_N = ops_N[is_ahead_N != 0]
+        self._held.append(ops_N)
+        self._held_count += call.ahead
         self.top_up()
+
+    def results_awaited(self, reads: int) -> int:
+        """How many results to wait for until so many reads have ended.
+
+        Where reads are held back it is half of what the engine has at most, so that they follow before it has none.
+        """
+        return max(1, min(reads, self.in_engine // 2 if self._held else self.in_engine))
 
     @property
     def in_engine(self) -> int:
@@ -178,14 +193,20 @@ class UnitReads:
                 key = SlabKey(extent.segment, layer)
                 raise SlabBusyError(f"slab {key} is not visible yet", key=key)
             assert not extent.wrapped_L[layer], "a wrapped slab is read whole"
+        offsets_S = np.array([self._writes.slab_offset(*each) for each in found], dtype=np.uint64)
+        crcs_S = np.array([extent.crcs_address(layer) for extent, layer in found], dtype=np.uint64)
+        sizes_S = np.array([extent.pieces * self._check_bytes for extent, _ in found], dtype=np.uint64)
+        retired_S = np.array([extent.phase is Phase.RETIRED for extent, _ in found], dtype=np.bool_)
         slabs = _Slabs(
             tuple(handles),
             self._segments.changes,
             [extent for extent, _ in found],
-            np.array([self._writes.slab_offset(*each) for each in found], dtype=np.uint64),
-            np.array([extent.crcs_address(layer) for extent, layer in found], dtype=np.uint64),
-            sizes_S=np.array([extent.pieces * int(self._check_bytes) for extent, _ in found], dtype=np.uint64),
-            retired_S=np.array([extent.phase is Phase.RETIRED for extent, _ in found], dtype=np.bool_),
+            offsets_S,
+            crcs_S,
+            sizes_S=sizes_S,
+            retired_S=retired_S,
+            any_retired=bool(retired_S.any()),
+            addresses=(offsets_S.ctypes.data, crcs_S.ctypes.data, sizes_S.ctypes.data, len(found)),
         )
         if slabs.handles is handles:
             if len(self._known) >= _KNOWN_MAX:
@@ -193,31 +214,27 @@ class UnitReads:
             self._known[id(handles)] = slabs
         return slabs
 
-    def _check(self, slabs: _Slabs, reads_N: NDArray[np.void]) -> None:
-        assert reads_N.size < ARRAY_OPS_MAX
-        assert int(reads_N["slab"].max()) < len(slabs.handles), "a read names a slab that is not there"
-        offset_N, size_N = reads_N["offset"].astype(np.uint64), reads_N["size"].astype(np.uint64)
-        assert bool((offset_N + size_N <= slabs.sizes_S[reads_N["slab"]]).all()), "a read goes beyond what was written"
-        assert not (offset_N % self._check_bytes).any() and not (size_N % self._check_bytes).any(), "not whole pieces"
-        assert bool(size_N.all()) and not (reads_N["target"] % DIRECT_IO_BYTES).any(), "a target is not aligned"
-
     def _end(self, call: _Call, index_N: NDArray[np.int64], results_N: NDArray[np.void]) -> None:
         """Take notice of reads of one call."""
-        good_N = results_N["status"] == OK
-        read_N = call.reads_N[index_N[good_N]]
-        self._tags.append(read_N["tag"].copy())
-        self.ended += read_N.size
-        self.read_bytes += int(read_N["size"].sum())
-        for index, result in zip(index_N[~good_N], results_N[~good_N], strict=True):
-            fault = Outcome(int(result["status"]), describe(result))
-            self._fail(call.slabs, call.reads_N[index : index + 1], fault)
-        self._ahead -= int(np.count_nonzero(call.reads_N["is_ahead"][index_N]))
+        is_whole = index_N.size == call.reads_N.size
+        ended_N = call.reads_N if is_whole else call.reads_N[index_N]
+        if call.ahead:
+            self._ahead -= int(np.count_nonzero(ended_N["is_ahead"]))
+        bad_N = results_N["status"] != OK
+        if bad_N.any():
+            for index, result in zip(index_N[bad_N], results_N[bad_N], strict=True):
+                fault = Outcome(int(result["status"]), describe(result))
+                self._fail(call.slabs, call.reads_N[index : index + 1], fault)
+            ended_N = call.reads_N[index_N[~bad_N]]
+        self._tags.append(ended_N["tag"])
+        self.ended += ended_N.size
+        self.read_bytes += int(ended_N["size"].sum())
         self.in_flight -= index_N.size
         call.left -= index_N.size
         if call.left == 0:
-            for extent, count in call.used:
-                extent.fetches -= count
-                self._idle.append(extent)
+            for extent in call.extents_N:
+                extent.fetches -= 1
+            self._idle += dict.fromkeys(call.extents_N)
 
     def _fail(self, slabs: _Slabs, reads_N: NDArray[np.void], fault: Outcome) -> None:
         self.ended += reads_N.size

@@ -182,7 +182,8 @@ class AttentionSettings(Section):
 
     encoding: Literal["raw", "int8", "k8v4", "int4"] = "raw"
     """How keys and values are kept, in every tier: `raw` as they were computed, `int8` in 8 bits (0.53 of bf16), `k8v4`
-    keys in 8 and values in 4 (0.41), `int4` both in 4 (0.28). Another encoding finds nothing of what was stored."""
+    keys in 8 and values in 4 (0.41 is read, 0.58 kept: values that weigh much are read in 8), `int4` both in 4 (0.28).
+    Another encoding finds nothing of what was stored."""
     mode: Literal["exact", "retrieval"] = "exact"
     """`exact`: every token reads everything. `retrieval`: the prompt does; a token of the answer reads the window, and
     of the rest what an index finds; what it leaves out is estimated. Needs `k8v4` or `int4`."""

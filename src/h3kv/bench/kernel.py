@@ -5,7 +5,6 @@ Shapes: T query tokens (one), H query heads, K KV heads, G query heads per KV he
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 

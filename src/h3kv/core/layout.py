@@ -28,7 +28,7 @@ products each (`vpdpbusd`). A nibble is a half of a byte; D = head_dim:
             int4   keys, the same way, scales, places
     scales  fp16 [4][64 tokens]: scale of keys, offset of keys, scale of values, offset of values
     places  u16 [64 tokens]: which token of its segment each one is
-    residue k8v4   of values [64 tokens][D / 16][16 dims] nibbles: what a code of 4 bits leaves out, in sixteenths of its step
+    residues k8v4  of values [64 tokens][D / 16][16 dims] nibbles: what codes leave out, in sixteenths of a step
 
 Of eight nibbles in a 32-bit lane, byte b holds number b in its low half and number 4 + b in its high half. A cluster is
 16 consecutive tokens of a page. The first index of keys counts clusters, that of values groups of 4 or 8 tokens: so a
@@ -40,10 +40,11 @@ Tokens past a page's count are never used as numbers, but may be loaded: a page'
 A raw slab is `[kv_head][block]` of pages, so that one head's pages follow each other. The slab of another encoding has
 an index behind its pages:
 
-    0                       index_offset                                            residue_offset
-    +-----------------------+-----------------------+---------------------+---------+-----------------------+---------+
-    | pages [kv_head][block]| planes [kv_head][block]| summaries [kv_head]| padding | residues [kv_head][b.]| padding |
-    +-----------------------+-----------------------+---------------------+---------+-----------------------+---------+
+    0                       index_offset                                             residue_offset
+    +-----------------------+------------------------+---------------------+---------+--------------------+---------+
+    | pages                 | planes                 | summaries           | padding | residues           | padding |
+    | [kv_head][block]      | [kv_head][block]       | [kv_head]           |         | [kv_head][block]   |         |
+    +-----------------------+------------------------+---------------------+---------+--------------------+---------+
 
 A summary is an int8 page of 64 tokens with its scales behind it: its keys are the mean keys of the slab's clusters and
 its values their mean values, in the clusters' order. Only slabs of 16 blocks in a clustered encoding have summaries.

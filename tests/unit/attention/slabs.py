@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention.retrieval import INDEXED_DTYPE
-from h3kv.attention.retrieval_reference import rotate
 from h3kv.core.layout import PageLayout, SlabLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.types import DType, Encoding
+from h3kv.testing.retrieval_reference import rotate
 
 
 @dataclass

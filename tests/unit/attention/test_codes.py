@@ -118,7 +118,7 @@ def test_few_rows_refine_the_tokens_that_weigh_much(isa: str, sharpness: float, 
     coarse = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=299)
     expected = reference.attend(q_THD, [pages.decoded], position=299)
     fine_error, coarse_error = ((part.out_THD - expected.out_THD).norm() for part in (fine, coarse))
-    # Weights below a sixteenth of the largest keep the error of their codes: where they are all there is, it averages out.
+    # Weights below a sixteenth of the largest keep the error of their codes: where there are many, it averages out.
     assert fine_error < (0.2 if sharpness == 8.0 else 0.8) * coarse_error
     assert torch.equal(fine.lse_TH, coarse.lse_TH)
 

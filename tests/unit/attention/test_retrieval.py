@@ -18,13 +18,13 @@ from h3kv.attention.native import TORCH_DTYPES
 from h3kv.attention.parts import Part, merge
 from h3kv.attention.reference import TokenRun
 from h3kv.attention.retrieval import MISSING, SEGMENT_CLUSTERS, Retrieval, RetrievalMeter
-from h3kv.attention.retrieval_reference import RetrievalReference, SealedSegment, read_slab, rotate
 from h3kv.attention.sealing import seal
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import SlabLayout
 from h3kv.core.limits import BLOCK_CLUSTERS, BLOCK_TOKENS, CLUSTER_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import DType, Encoding
+from h3kv.testing.retrieval_reference import RetrievalReference, SealedSegment, read_slab, rotate
 
 BLOCKS = (16, 3, 16)
 """Of the segments: one is partly used."""

@@ -8,11 +8,11 @@ import torch
 from tests.unit.attention.slabs import Slab, encode_slab, slab_layout, topical_keys
 from torch import Tensor
 
-from h3kv.attention.retrieval_reference import SealedSegment, read_slab
 from h3kv.attention.sealing import cluster_torch, read_places, seal
 from h3kv.core.errors import ShapeError
 from h3kv.core.limits import BLOCK_TOKENS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.types import Encoding
+from h3kv.testing.retrieval_reference import SealedSegment, read_slab
 
 CLUSTERED = [Encoding.K8V4, Encoding.INT4]
 

@@ -31,6 +31,12 @@ def test_kernel_benchmark_emits_every_metric_of_its_table() -> None:
         for heads in ("32_8_128", "9_3_64")
         for figure in ("gb_per_s", "read_limit_gb_per_s", "bandwidth_fraction", "vs_sdpa")
     }
+    names |= {
+        f"attend.{encoding}.{heads}.{figure}"
+        for encoding in ("int8", "k8v4", "int4")
+        for heads in ("32_8_128", "9_3_64")
+        for figure in ("gb_per_s", "read_limit_gb_per_s", "bandwidth_fraction")
+    }
     assert set(results.metrics) == names
     assert all(math.isfinite(value) and value > 0 for value in results.metrics.values())
 

@@ -107,7 +107,8 @@ def test_larger_budgets_read_more_and_lose_less(measurement: Measurement) -> Non
     nothing, some, everything = (points[name] for name in ("budget0", "bytes20", "everything"))
     assert nothing.bytes_share < some.bytes_share < everything.bytes_share
     assert nothing.fidelity.mean_kl > some.fidelity.mean_kl > everything.fidelity.mean_kl
-    assert everything.fidelity.mean_kl == pytest.approx(points["k8v4"].fidelity.mean_kl, rel=0.2)
+    # Not equal: tokens that retrieval chose are read without the residues of their values.
+    assert everything.fidelity.mean_kl > points["k8v4"].fidelity.mean_kl
 
 
 @pytest.mark.slow

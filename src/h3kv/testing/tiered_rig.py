@@ -93,9 +93,7 @@ def tiered_rig(
             device=device,
             cold=cold,
             index=index,
-            tiering=TieringConfig(
-                window_tokens=WINDOW_TOKENS, page_cache_bytes=page_cache_bytes, chunk_tokens=CHUNK_TOKENS
-            ),
+            tiering=_tiering(page_cache_bytes),
         )
         stack.callback(pool.close)
         config = EngineConfig(chunk_tokens=CHUNK_TOKENS, retrieval=retrieval)
@@ -152,3 +150,7 @@ def _engine(
         clock=MonotonicClock(),
         telemetry=telemetry,
     )
+
+
+def _tiering(page_cache_bytes: int) -> TieringConfig:
+    return TieringConfig(window_tokens=WINDOW_TOKENS, page_cache_bytes=page_cache_bytes, chunk_tokens=CHUNK_TOKENS)

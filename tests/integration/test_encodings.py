@@ -58,6 +58,19 @@ def test_prefix_is_shared_up_to_its_last_whole_block_wherever_two_prompts_part(
 
 
 @pytest.mark.parametrize("encoding", CODES)
+def test_prompts_that_branch_twice_share_what_one_page_table_can_hold(encoding: Encoding, tmp_path: Path) -> None:
+    first = prompt_tokens(2, 1200)
+    second = first[:400] + prompt_tokens(3, 1500)
+    third = second[:800] + prompt_tokens(4, 300)
+    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=96) as rig:
+        for prompt in (first, second, third):
+            tokens, finished = rig.answer(prompt, max_new_tokens=30)
+            assert tokens == resident(encoding).answer(prompt, max_new_tokens=30)[0]
+            rig.engine.check_integrity()
+        assert sum(finished.statistics.cached_tokens.values()) >= 384
+
+
+@pytest.mark.parametrize("encoding", CODES)
 def test_prefix_is_found_by_the_next_process(encoding: Encoding, tmp_path: Path) -> None:
     first = prompt_tokens(3, 2300)
     with tiered_rig(tmp_path, layout=layout_of(encoding)) as rig:

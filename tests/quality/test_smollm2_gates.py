@@ -53,7 +53,9 @@ def found(model: LoadedModel) -> Mapping[str, Fidelity]:
 
 
 # Sinks and newest tokens are encoded too. int4 loses most there: its keys have 4 bits wherever they lie.
-@pytest.mark.parametrize(("name", "mean_kl", "top1"), [("int8", 2e-4, 0.98), ("k8v4", 2e-4, 0.98), ("int4", 5e-2, 0.85)])
+@pytest.mark.parametrize(
+    ("name", "mean_kl", "top1"), [("int8", 2e-4, 0.98), ("k8v4", 2e-4, 0.98), ("int4", 5e-2, 0.85)]
+)
 def test_exact_encodings_stay_within_their_gates(
     found: Mapping[str, Fidelity], name: str, mean_kl: float, top1: float
 ) -> None:

@@ -11,7 +11,7 @@ Column 16 + b is block b of the sequence, whose tokens are 64 b and up. The toke
 Where all of them are used, nobody sees the difference, since all of them lie before any query. Where only the first
 blocks are used, every page of the segment holds some tokens of the sequence and some strangers: its pages stand in the
 lead, under the positions that its tokens have in the sequence, and the columns of its blocks stay empty. At most one
-segment is partly used, the last that was mounted.
+clustered segment is partly used; whoever mounts sees to it.
 """
 
 from __future__ import annotations
@@ -231,6 +231,9 @@ class PageTable:
             if address is None:
                 assert run.segment is not None, "only a segment can lie with a source"
                 self._cold_L[layer][column] = ColdRun(column, column + blocks, run.segment, offsets)
+                # Whatever lies there now is not this segment.
+                for part in ("keys", "values", "nibbles", "scales", "residues"):
+                    self._table_LKN[part][layer, :, column : column + blocks] = 0
             else:
                 self._cold_L[layer].pop(column, None)
                 write_addresses(self._table_LKN[layer], column, address, offsets, layout=self._layout.slab.page)
@@ -238,10 +241,10 @@ class PageTable:
 
     def _place_partial(self, start: int, blocks: int, run: PageRun) -> None:
         """All pages of a clustered segment, of which the first blocks' tokens are the sequence's."""
-        assert run.index_L is not None, "places are read from the index"
         assert self._lead in {0, run.clustered_blocks} and run.first_block == 0, "one segment is partly used"
         lead, column = run.clustered_blocks, LEAD - run.clustered_blocks
         if not self._lead:
+            assert run.index_L is not None, "places are read from the index"
             self._lead = lead
             self._partial = range(start, start + blocks)
             self._positions_LKT = self._positions(run.index_L, run)

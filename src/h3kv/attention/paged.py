@@ -309,9 +309,9 @@ class PagedCache:
                 if back:
                     self._source.give_back(back)
                 addresses = self._source.take(slabs[taken:])
-                for place, address in enumerate(addresses, taken):
+                first, taken = taken, taken + len(addresses)
+                for place, address in enumerate(addresses, first):
                     attention.place(starts[place], address, cold[place].offsets)
-                taken += len(addresses)
             return attention.run(int(index_N[-1]))
         finally:
             self._source.give_back(slabs[given:taken])

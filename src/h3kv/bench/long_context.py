@@ -262,8 +262,11 @@ def _filled(node: Node, shared: _Shared, tokens: int) -> Iterator[LongSequence]:
     shared.setting.progress(f"filling {label(tokens)} tokens")
     sequence = LongSequence(node, decoder_of(shared.model))
     try:
+        # From the beginning: indexes of what leaves HOST stay in memory.
+        sequence.kv.retrieval = shared.sizes.retrieval
         sequence.fill(tokens, shared.sizes.caps.chunk_tokens, shared.source)
         node.pool.placer.settle(SETTLE_NS)
+        sequence.kv.retrieval = None
         sequence.step()
         yield sequence
     finally:

@@ -120,11 +120,12 @@ class ColdReads:
     def drain(self) -> None:
         """Wait until nothing is written into HOST any more, as long as a read may take."""
         self.stream.drain()
+        self._indexes.drain(poll=self._poll)
         if self.pages is not None:
             self.pages.drain()
 
     def _check_wrap(self, segment: Segment) -> None:
-        if segment.clustered_blocks and segment.cold_L is not None and self._cold.is_wrapped(segment.cold_L[0]):
+        if segment.clustered_blocks and any(self._cold.is_wrapped(handle) for handle in segment.cold_L or ()):
             key = SlabKey(segment.id, 0)
             raise SlabUnavailableError(f"single pages of segment {key} cannot be read: it is wrapped", key=key)
 

@@ -69,12 +69,9 @@ class SegmentIndexes:
         return segment.index.addresses_L if segment.index is not None and segment.has_index else None
 
     def keep(self, segment: Segment) -> None:
-        """Before its slabs leave HOST: copy the index of a segment that is in use to where it stays.
-
-        Without room for it, attention reads all of the segment.
-        """
+        """Before its slabs leave HOST: copy the index of a segment that is retrieved from to where it stays."""
         addresses_L = self.addresses(segment)
-        if self.store is None or addresses_L is None or segment.index is not None or segment.pins == 0:
+        if self.store is None or addresses_L is None or segment.index is not None or segment.retrieving == 0:
             return
         if self.store.used_slots == self.store.slots:
             return
@@ -97,23 +94,16 @@ class SegmentIndexes:
             SlabUnavailableError: an index cannot be read, or does not come in time.
         """
         wanted = [one for one in segments if one.clustered_blocks and self.addresses(one) is None]
-        loads = [self._start(segment) for segment in wanted]
-        deadline_ns = self._clock.now_ns() + WAIT_NS
-        while any(load.fetches_left and load.error is None for load in loads):
-            check_interrupt()
-            left_ns = deadline_ns - self._clock.now_ns()
-            if left_ns <= 0:
-                break
-            assert self._cold is not None
-            self._cold.wait(min(left_ns, NS_PER_S))
-            poll()
+        loads = [self._under_way(segment) or self._start(segment) for segment in wanted]
+        self._wait(loads, poll)
         for load in loads:
-            if load.fetches_left == 0 and load.error is None:
-                load.segment.has_index = True
-                load.segment.version += 1
-                continue
-            key = SlabKey(load.segment.id, 0)
-            raise load.error or SlabUnavailableError(f"the index of segment {key} did not come in time", key=key)
+            if load.error is not None or load.fetches_left:
+                key = SlabKey(load.segment.id, 0)
+                raise load.error or SlabUnavailableError(f"the index of segment {key} did not come in time", key=key)
+
+    def drain(self, *, poll: Callable[[], None]) -> None:
+        """Wait until nothing is written into the index region any more, as long as a read may take."""
+        self._wait([load for load, _ in self._loading.values()], poll)
 
     def end_fetch(self, completion: Completion) -> bool:
         """Take notice of a fetch that ended. Returns whether it was one of these."""
@@ -123,7 +113,10 @@ class SegmentIndexes:
         del self._loading[completion.move.key]
         load.fetches_left -= 1
         load.error = load.error or completion.error
-        if load.fetches_left == 0 and load.segment.pins == 0:
+        if load.fetches_left == 0 and load.error is None:
+            load.segment.has_index = True
+            load.segment.version += 1
+        if load.fetches_left == 0 and (load.segment.pins == 0 or load.error is not None):
             self.release(load.segment)
         return True
 
@@ -146,6 +139,21 @@ class SegmentIndexes:
         held = sum(segment.index is not None for segment in owners.values())
         assert self.store.used_slots == held, "the index region holds slots that no segment owns"
 
+    def _under_way(self, segment: Segment) -> _Loading | None:
+        return next((load for load, _ in self._loading.values() if load.segment is segment), None)
+
+    def _wait(self, loads: Sequence[_Loading], poll: Callable[[], None]) -> None:
+        """Until all of their fetches have ended, well or not, or the time is over."""
+        deadline_ns = self._clock.now_ns() + WAIT_NS
+        while any(load.fetches_left for load in loads):
+            check_interrupt()
+            left_ns = deadline_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                return
+            assert self._cold is not None
+            self._cold.wait(min(left_ns, NS_PER_S))
+            poll()
+
     def _start(self, segment: Segment) -> _Loading:
         """Begin to read the index of a segment that lies in the cold store."""
         if self.store is None or self._cold is None or segment.cold_L is None:
@@ -166,4 +174,5 @@ class SegmentIndexes:
             for fetch in fetches:
                 del self._loading[fetch.key]
             load.fetches_left, load.error = 0, error
+            self.release(segment)
         return load

@@ -24,11 +24,12 @@ from h3kv.engine.cold_reads import ColdReads, ReadableStores
 from h3kv.engine.host_shares import HostShares, reserve_shares
 from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.interrupts import interrupts_deferred
+from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
-from h3kv.engine.sequence_kv import KvParts, SequenceKv
+from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
@@ -202,6 +203,7 @@ class KvPool:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
             self.placer.tick()
+            _keep_one_partial(mounts, self.segments)
             if self.reads is not None:
                 self.reads.load_indexes(mounts, retrieves=need.retrieves)
             return self._start(need, mounts, is_alone=is_alone)
@@ -225,6 +227,7 @@ class KvPool:
                         keys=list(need.keys),
                         window=self._make_window(),
                         committed_blocks=blocks,
+                        retrieves=need.retrieves,
                     )
                 except BaseException:
                     self.capacity.uncommit(blocks)
@@ -341,3 +344,10 @@ class KvPool:
         )
         self.placer.serve_fetches(reads.end_fetch)
         return reads
+
+
+def _keep_one_partial(mounts: list[Mount], segments: SegmentTable) -> None:
+    """Give up the mounts from the second clustered segment on that is used in part: a page table holds one such."""
+    partial = [at for at, mount in enumerate(mounts) if mount.blocks < mount.segment.clustered_blocks]
+    while len(partial) > 1 and len(mounts) > partial[1]:
+        segments.unpin(mounts.pop().segment)

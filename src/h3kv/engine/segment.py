@@ -57,6 +57,8 @@ class Segment:
     """What its blocks are, once it is sealed; None for a segment that no other sequence can share."""
     clustered_blocks: int = 0
     """Blocks among which its tokens are permuted, with an index over them; 0: they lie in order, without one."""
+    retrieving: int = 0
+    """Pins of sequences that read it by retrieval: its index stays in memory for these."""
     index: IndexSlot | None = None
     """Room for its index besides its slabs."""
     has_index: bool = False

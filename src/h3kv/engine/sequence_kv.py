@@ -19,20 +19,16 @@ from torch import Tensor
 
 from h3kv.attention import sealing
 from h3kv.attention.page_table import PageRun
-from h3kv.attention.paged import PagedCache, PageKernels
+from h3kv.attention.paged import PagedCache
 from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
-from h3kv.core.ports import Telemetry
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
-from h3kv.engine.capacity import Census
-from h3kv.engine.page_cache import PageCache
+from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Phase, Segment
-from h3kv.engine.segments import SegmentTable
-from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import Window
 from h3kv.telemetry import names
 
@@ -50,28 +46,6 @@ class _Held:
     """Of the segment when its place was last looked up."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvParts:
-    """What every sequence of a pool shares."""
-
-    segments: SegmentTable
-    page_kernels: PageKernels
-    stream: SlabStream | None
-    """Gives what lies in the cold store; None where there is none."""
-    pages: PageCache | None
-    """Keeps single pages that lie there."""
-    telemetry: Telemetry
-    """Receives the bytes that leave windows."""
-    window_blocks: int
-    """Newest whole blocks of a sequence that are always attended to exactly."""
-    is_sealing: bool
-    """Whether the processor reaches the home, so that full segments are clustered there."""
-    is_eager: bool
-    """Own segments are opened when the sequence starts, so that it can always end."""
-    census: Census
-    """Who runs."""
-
-
 class SequenceKv:
     """Owns the pins and the window of one sequence until `close`. Satisfies `models.decoder.KvCache`.
 
@@ -83,6 +57,7 @@ class SequenceKv:
         keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
         window: its blocks on the device; None where its home is the device.
         committed_blocks: what it was counted in with.
+        retrieves: whether it will decode under retrieval, so that its indexes stay in memory from now on.
 
     Raises:
         TierFullError: with eager parts, there is too little room. Nothing is held then but the mounts.
@@ -97,8 +72,10 @@ class SequenceKv:
         keys: list[BlockKey] | None,
         window: Window | None,
         committed_blocks: int = 0,
+        retrieves: bool = False,
     ) -> None:
         self.committed_blocks = committed_blocks
+        self._retrieves = retrieves
         self._parts = parts
         self._segments = parts.segments
         self._rooms_from = rooms_from
@@ -160,6 +137,10 @@ class SequenceKv:
         self.cache.retrieval = setting
         if setting is not None and self._retrieved_from is None:
             self._retrieved_from = self.blocks
+        if setting is not None and not self._retrieves:
+            self._retrieves = True
+            for held in self._held:
+                held.segment.retrieving += 1
 
     def prepare(self, tokens: int, *, reads_ahead: bool = True) -> None:
         """Make ready for a chunk of so many tokens: room for them, and everything readable where it lies now.
@@ -251,7 +232,7 @@ class SequenceKv:
         finally:
             self._give_back_own()
             while self._held:
-                self._segments.unpin(self._held.pop().segment)
+                self._let_go()
 
     def _give_back_own(self) -> None:
         """Give back all that is not a mount: the window, and own segments, which follow the mounts."""
@@ -259,10 +240,21 @@ class SequenceKv:
             while self._spare:
                 self._segments.unpin(self._spare.popleft())
             while self._held and self._held[-1].is_own:
-                self._segments.unpin(self._held.pop().segment)
+                self._let_go()
         finally:
             if self._window is not None:
                 self._window.close()
+
+    def _hold(self, held: _Held) -> None:
+        """Take over a pin."""
+        held.segment.retrieving += self._retrieves
+        self._held.append(held)
+
+    def _let_go(self) -> None:
+        """Give the last pin back."""
+        segment = self._held.pop().segment
+        segment.retrieving -= self._retrieves
+        self._segments.unpin(segment)
 
     def _mount(self, mounts: Sequence[Mount]) -> dict[Tier, int]:
         """Place reused segments. Returns their tokens, by the tier in which they lie."""
@@ -271,7 +263,7 @@ class SequenceKv:
         start = 0
         for mount in mounts:
             end = start + mount.blocks
-            self._held.append(_Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
+            self._hold(_Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
             self.cache.place(start, mount.blocks, self._run_of(mount.segment))
             tier = home if mount.segment.home_L is not None else Tier.NVME
             reused[tier] = reused.get(tier, 0) + mount.blocks * BLOCK_TOKENS
@@ -296,7 +288,7 @@ class SequenceKv:
         segment = self._spare.popleft() if self._spare else self._segments.open([next(self._rooms)], waits=waits)[0]
         end = start if self._window is not None else start + segment.room_blocks
         held = _Held(segment, start, end, is_own=True, version=segment.version)
-        self._held.append(held)
+        self._hold(held)
         if self._window is None:
             self.cache.place(start, segment.room_blocks, self._run_of(segment))
         return held
@@ -367,9 +359,8 @@ class SequenceKv:
             )
             raise SlabUnavailableError(message, key=SlabKey(lost.segment.id, 0))
         at = self._held.index(lost)
-        for held in self._held[at:]:
-            self._segments.unpin(held.segment)
-        del self._held[at:]
+        while len(self._held) > at:
+            self._let_go()
         if self._window is not None:
             self._window.drop_from(lost.start)
         self.cache.set_tokens(lost.start * BLOCK_TOKENS)

@@ -105,14 +105,15 @@ class TierStores:
             if tiers is not None:
                 host = HostStore(layout.slab, tiers.host)
                 stack.callback(host.close)
+                if tiers.cold is not None and layout.slab.page.encoding.is_clustered:
+                    # Closed after the cold store, which may still read into it.
+                    index = IndexStore(layout, _index_config(tiers.tiering, layout))
+                    stack.callback(index.close)
                 if tiers.cold is not None:
                     cold, io, volume = _open_cold(
                         tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry
                     )
                     stack.callback(cold.close)
-                    if layout.slab.page.encoding.is_clustered:
-                        index = IndexStore(layout, _index_config(tiers.tiering, layout))
-                        stack.callback(index.close)
             tiering = None if tiers is None else tiers.tiering
             return cls(
                 layout,

@@ -1,0 +1,34 @@
+"""What the sequences of a pool have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from h3kv.attention.paged import PageKernels
+from h3kv.core.ports import Telemetry
+from h3kv.engine.capacity import Census
+from h3kv.engine.page_cache import PageCache
+from h3kv.engine.segments import SegmentTable
+from h3kv.engine.stream import SlabStream
+
+
+@dataclass(frozen=True, slots=True)
+class KvParts:
+    """What every sequence of a pool shares."""
+
+    segments: SegmentTable
+    page_kernels: PageKernels
+    stream: SlabStream | None
+    """Gives what lies in the cold store; None where there is none."""
+    pages: PageCache | None
+    """Keeps single pages that lie there."""
+    telemetry: Telemetry
+    """Receives the bytes that leave windows."""
+    window_blocks: int
+    """Newest whole blocks of a sequence that are always attended to exactly."""
+    is_sealing: bool
+    """Whether the processor reaches the home, so that full segments are clustered there."""
+    is_eager: bool
+    """Own segments are opened when the sequence starts, so that it can always end."""
+    census: Census
+    """Who runs."""

@@ -131,13 +131,15 @@ class PartedRows {
     }
     for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
     floors_.assign(count, kNothing);
+    floor_sums_.assign(count, 0.0f);
     for (int head = 0; head < a.kv_heads; ++head) find_floors(a, head);
   }
 
   void attend(const AttendArgs& a, int head, const Page* pages, int page_count, float* out, float* maximum,
               float* sum) const {
     const CodeBlock block{rows_of(head), positions_.data(), out, maximum, sum, pages, page_count,
-                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e, floors_.data() + head * rows_};
+                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e, floors_.data() + head * rows_,
+                          floor_sums_.data() + head * rows_};
     kernels().attend_codes[static_cast<int>(a.encoding)](block);
   }
 
@@ -148,23 +150,37 @@ class PartedRows {
             rows_, parts_each_, head_dim_};
   }
 
-  // The largest score among the newest tokens, which are always there: parts that are far below it need no refinement.
+  // What the newest tokens weigh, in the last two pages, which are always there: tokens that weigh little beside them need
+  // no refinement, whatever else is in their part.
   void find_floors(const AttendArgs& a, int head) {
-    const Page* page = a.pages + head * a.pages_stride + a.page_count - 1;
-    for (int left = a.page_count; left > 1 && page->count == 0; --left) --page;
-    if (a.page_count == 0 || page->count == 0 || page->residues == 0 || page->positions != 0) return;
-    alignas(64) thread_local float scores[kCodeRowsMax * kPageTokens];
-    kernels().codes.score_page[static_cast<int>(a.encoding)](rows_of(head), *page, scores);
-    for (int r = 0; r < rows_; ++r) {
-      float best = kNothing;
-      for (int j = 0; j < page->count && page->first + j <= positions_[static_cast<std::size_t>(r)]; ++j)
-        best = std::max(best, scores[r * kPageTokens + j]);
-      floors_[static_cast<std::size_t>(head * rows_ + r)] = best * a.scale * kLog2e;
+    const Page* const pages = a.pages + head * a.pages_stride;
+    for (int p = a.page_count - 1, left = 2; p >= 0 && left > 0; --p) {
+      const Page& page = pages[p];
+      if (page.count == 0) continue;
+      if (page.residues == 0 || page.positions != 0) return;
+      kernels().codes.score_page[static_cast<int>(a.encoding)](rows_of(head), page, scores_);
+      for (int r = 0; r < rows_; ++r) raise_floor(a, page, head, r);
+      --left;
+    }
+  }
+
+  void raise_floor(const AttendArgs& a, const Page& page, int head, int r) {
+    float& floor = floors_[static_cast<std::size_t>(head * rows_ + r)];
+    float& sum = floor_sums_[static_cast<std::size_t>(head * rows_ + r)];
+    for (int j = 0; j < page.count && page.first + j <= positions_[static_cast<std::size_t>(r)]; ++j) {
+      const float score = scores_[r * kPageTokens + j] * a.scale * kLog2e;
+      if (score > floor) {
+        sum = sum * std::exp2(floor - score) + 1.0f;
+        floor = score;
+      } else {
+        sum += std::exp2(score - floor);
+      }
     }
   }
 
   std::vector<std::int8_t> parts_;
-  std::vector<float> floors_;
+  std::vector<float> floors_, floor_sums_;
+  alignas(64) float scores_[kCodeRowsMax * kPageTokens];
   std::vector<float> scales_;
   std::vector<float> sums_;
   std::vector<int> positions_;

@@ -3,9 +3,9 @@
 
 namespace h3::H3_ISA {
 
-// Values are refined whose weight is at least this part of the largest one that is known.
+// Values are refined whose weight is at least this part of the largest one, and this part of all.
 constexpr float kRefinedWeight = 0.0625f;
-constexpr float kRefinedScore = -4.0f;  // in base 2
+constexpr float kRefinedShare = 0.03125f;
 
 // Page by page: its keys, its values, then the next one's. The processor's own prefetch follows such lines; larger batches
 // and prefetch instructions were slower by a third to a half, though they compute faster from cache.
@@ -31,6 +31,21 @@ class CodeAttention {
     if (page.residues != 0)
       for (int r = 0; r < rows; ++r)
         if (is_refined_[r]) refine_row(page, r);
+  }
+
+  // Which weights of a page are refined: those that are large beside the largest and beside the sum, as far as these are
+  // known, here or from the newest tokens. Both only grow, so that what is large in the end is large now.
+  void find_refined(int r, float scaled, float now) {
+    float largest = 1.0f, sum = block_.sum[r];
+    if (block_.floors != nullptr && block_.floors[r] != kNothing) {
+      const float floor = exp2f(block_.floors[r] - now);
+      largest = floor > largest ? floor : largest;
+      const float newest = block_.floor_sums[r] * floor;
+      sum = newest > sum ? newest : sum;
+    }
+    const float by_largest = kRefinedWeight * largest, by_sum = kRefinedShare * sum;
+    refined_weight_[r] = by_largest > by_sum ? by_largest : by_sum;
+    is_refined_[r] = exp2f(scaled - now) >= refined_weight_[r];
   }
 
   // Adds what the values of the tokens with large weights leave out. Their error would be seen: small weights are many,
@@ -109,10 +124,7 @@ class CodeAttention {
     const float before = block_.maximum[r];
     float now = scaled > before || scaled != scaled ? scaled : before;
     if (now == kNothing && has_nan(page, s)) now = __builtin_nanf("");  // a maximum may drop what is not a number
-    // Relative to the largest score that is known, here or among the newest tokens.
-    const float top = block_.floors != nullptr && block_.floors[r] > now ? block_.floors[r] : now;
-    is_refined_[r] = scaled - top >= kRefinedScore;
-    refined_weight_[r] = kRefinedWeight * exp2f(top - now);
+    is_refined_[r] = false;
     if (now == kNothing) return {s, 0.0f, 0.0f, 0.0f};
     Vec total = zero(), largest = zero(), sum = zero(), offsets = zero();
     for (int at = 0; at < page.count; at += kLanes) {
@@ -132,6 +144,7 @@ class CodeAttention {
       block_.maximum[r] = now;
     }
     block_.sum[r] += sum_lanes(total);
+    if (page.residues != 0) find_refined(r, scaled, now);
     return {s, max_lanes(largest), sum_lanes(sum), sum_lanes(offsets)};
   }
 

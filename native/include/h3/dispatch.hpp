@@ -38,7 +38,9 @@ struct CodeBlock {
   int page_count;
   int weight_parts;
   float scale_log2;
-  const float* floors = nullptr;  // [rows]: a score in base 2 that some token is known to have; null: nothing is known
+  // Of the newest tokens, [rows] each: the largest score in base 2, and the sum of weights relative to it. Null: unknown.
+  const float* floors = nullptr;
+  const float* floor_sums = nullptr;
 };
 
 struct Kernels {

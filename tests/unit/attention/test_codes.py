@@ -109,8 +109,10 @@ def test_residues_are_the_drawn_bytes_and_many_rows_read_all_of_them(
     torch.testing.assert_close(part.out_THD, expected.out_THD, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0])
-def test_few_rows_refine_the_tokens_that_weigh_much(isa: str, sharpness: float, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(("sharpness", "share"), [(0.2, 1.0), (2.0, 0.8), (8.0, 0.3)])
+def test_few_rows_refine_the_tokens_that_weigh_much(
+    isa: str, sharpness: float, share: float, generator: torch.Generator
+) -> None:
     pages = coded_pages(300, PageLayout(DType.FP32, 64, Encoding.K8V4), kv_heads=2, generator=generator, fine=True)
     q_THD = sharpness * torch.randn(1, 6, 64, generator=generator)
     fine = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=299)
@@ -118,8 +120,8 @@ def test_few_rows_refine_the_tokens_that_weigh_much(isa: str, sharpness: float, 
     coarse = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=299)
     expected = reference.attend(q_THD, [pages.decoded], position=299)
     fine_error, coarse_error = ((part.out_THD - expected.out_THD).norm() for part in (fine, coarse))
-    # Weights below a sixteenth of the largest keep the error of their codes: where there are many, it averages out.
-    assert fine_error < (0.2 if sharpness == 8.0 else 0.8) * coarse_error
+    # Where all weights are small none is refined: their errors average out.
+    assert fine_error <= share * coarse_error
     assert torch.equal(fine.lse_TH, coarse.lse_TH)
 
 

@@ -132,14 +132,15 @@ class PartedRows {
     for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
     floors_.assign(count, kNothing);
     floor_sums_.assign(count, 0.0f);
+    refined_from_.assign(count, kNothing);
     for (int head = 0; head < a.kv_heads; ++head) find_floors(a, head);
   }
 
   void attend(const AttendArgs& a, int head, const Page* pages, int page_count, float* out, float* maximum,
               float* sum) const {
     const CodeBlock block{rows_of(head), positions_.data(), out, maximum, sum, pages, page_count,
-                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e, floors_.data() + head * rows_,
-                          floor_sums_.data() + head * rows_};
+                          weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e,
+                          refined_from_.data() + head * rows_};
     kernels().attend_codes[static_cast<int>(a.encoding)](block);
   }
 
@@ -162,6 +163,8 @@ class PartedRows {
       for (int r = 0; r < rows_; ++r) raise_floor(a, page, head, r);
       --left;
     }
+    for (std::size_t i = static_cast<std::size_t>(head * rows_); i < static_cast<std::size_t>((head + 1) * rows_); ++i)
+      if (floors_[i] != kNothing) refined_from_[i] = refined_limit(floors_[i], floor_sums_[i]);
   }
 
   void raise_floor(const AttendArgs& a, const Page& page, int head, int r) {
@@ -179,7 +182,7 @@ class PartedRows {
   }
 
   std::vector<std::int8_t> parts_;
-  std::vector<float> floors_, floor_sums_;
+  std::vector<float> floors_, floor_sums_, refined_from_;
   alignas(64) float scores_[kCodeRowsMax * kPageTokens];
   std::vector<float> scales_;
   std::vector<float> sums_;

@@ -3,10 +3,6 @@
 
 namespace h3::H3_ISA {
 
-// Values are refined whose weight is at least this part of the largest one, and this part of all.
-constexpr float kRefinedWeight = 0.0625f;
-constexpr float kRefinedShare = 0.03125f;
-
 // Page by page: its keys, its values, then the next one's. The processor's own prefetch follows such lines; larger batches
 // and prefetch instructions were slower by a third to a half, though they compute faster from cache.
 template <class K, class V, int QueryParts, int WeightParts>
@@ -36,16 +32,10 @@ class CodeAttention {
   // Which weights of a page are refined: those that are large beside the largest and beside the sum, as far as these are
   // known, here or from the newest tokens. Both only grow, so that what is large in the end is large now.
   void find_refined(int r, float scaled, float now) {
-    float largest = 1.0f, sum = block_.sum[r];
-    if (block_.floors != nullptr && block_.floors[r] != kNothing) {
-      const float floor = exp2f(block_.floors[r] - now);
-      largest = floor > largest ? floor : largest;
-      const float newest = block_.floor_sums[r] * floor;
-      sum = newest > sum ? newest : sum;
-    }
-    const float by_largest = kRefinedWeight * largest, by_sum = kRefinedShare * sum;
-    refined_weight_[r] = by_largest > by_sum ? by_largest : by_sum;
-    is_refined_[r] = exp2f(scaled - now) >= refined_weight_[r];
+    float limit = refined_limit(now, block_.sum[r]);
+    if (block_.refined_from != nullptr && block_.refined_from[r] > limit) limit = block_.refined_from[r];
+    is_refined_[r] = scaled >= limit;
+    if (is_refined_[r]) refined_weight_[r] = exp2f(limit - now);
   }
 
   // Adds what the values of the tokens with large weights leave out. Their error would be seen: small weights are many,

@@ -1,7 +1,9 @@
 // Choice of the instruction set at run time.
 #pragma once
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 
 #include "h3/attend.hpp"
 #include "h3/codes.hpp"
@@ -38,10 +40,20 @@ struct CodeBlock {
   int page_count;
   int weight_parts;
   float scale_log2;
-  // Of the newest tokens, [rows] each: the largest score in base 2, and the sum of weights relative to it. Null: unknown.
-  const float* floors = nullptr;
-  const float* floor_sums = nullptr;
+  const float* refined_from = nullptr;  // [rows]: tokens with smaller scores in base 2 are not refined; null: unknown
 };
+
+// Values are refined whose weight is at least a sixteenth of the largest one, and a thirty-second of all, rounded down to
+// a power of two. In base 2.
+constexpr float kRefinedScore = -4.0f;
+constexpr float kRefinedShare = -5.0f;
+
+// The score from which on values are refined, as far as a largest score and the sum of weights relative to it tell.
+inline float refined_limit(float largest, float sum) {
+  const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(sum) >> 23 & 255) - 127;
+  const float by_sum = static_cast<float>(exponent) + kRefinedShare;
+  return largest + (by_sum > kRefinedScore ? by_sum : kRefinedScore);
+}
 
 struct Kernels {
   // Query rows as attend_rows wants them: 4 bytes for each `pack` elements.

@@ -28,7 +28,7 @@ from h3kv.attention.native import PAGE_DTYPE, RunOffsets, write_addresses
 from h3kv.attention.retrieval import INDEXED_DTYPE
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
-from h3kv.core.types import SegmentId, SlabKey
+from h3kv.core.types import SegmentId
 
 LEAD: Final = SEGMENT_BLOCKS_MAX
 """Columns in front."""
@@ -302,11 +302,6 @@ class PageTable:
         self._table_LKN[:, :, :room] = old_LKN
         self._is_device_N = np.resize(self._is_device_N, self._table_LKN.shape[2])
         self._views_L = []
-
-
-def segment_slabs(table: PageTable, layers: int) -> list[SlabKey]:
-    """Slabs that attention to everything takes from its source, in the order in which it does."""
-    return [SlabKey(run.segment, layer) for layer in range(layers) for run in table.cold_runs(layer)]
 
 
 def _new_table(layout: CacheLayout, pages: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Quality against bytes as a picture. Needs the optional requirements `plots`."""
+"""Quality against bytes as a picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def require_plots() -> None:
         ConfigError: they cannot.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "pictures are drawn by matplotlib: pip install 'h3kv[plots]', or leave out --plot", field="plot"
-        )
+        raise ConfigError("pictures are drawn by matplotlib: pip install matplotlib, or leave out --plot", field="plot")
 
 
 def write_plot(measurement: Measurement, file: Path) -> None:

@@ -17,7 +17,6 @@ ENVIRONMENT := $(VENV)/.environment-made
 PACKAGES := $(VENV)/.packages-installed
 NATIVE := $(VENV)/.native-built
 NATIVE_SOURCES := $(shell find native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.txt' \))
-PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
 
 ifndef STARTED_S
 export STARTED_S := $(shell date +%s)
@@ -27,7 +26,7 @@ say = @printf '[%4d s] %s\n' "$$(($$(date +%s) - $(STARTED_S)))" "$(1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-vm check format docs bench native-sanitize clean
+.PHONY: help venv demo test test-vm check format proto docs bench native-sanitize clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -62,14 +61,18 @@ check: $(NATIVE)  ## style, types, imports, protocols
 	$(call say,check 3/4: import contracts)
 	@$(BIN)/lint-imports --no-logo >build/imports.txt || { cat build/imports.txt; exit 1; }
 	$(call say,check 4/4: protocols)
-	@if [ -n "$(PROTOS)" ]; then $(BIN)/buf lint proto && $(BIN)/buf format --diff --exit-code proto; \
-	 else echo '         no protocols yet'; fi
+	@$(BIN)/buf lint proto
+	@$(BIN)/buf format --diff --exit-code proto
+	@$(BIN)/python tools/genproto.py --check
 
 format: $(PACKAGES)  ## rewrite Python, C++ and protocols in the house format
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/clang-format -i $(filter %.cpp %.hpp %.h,$(NATIVE_SOURCES))
-	@if [ -n "$(PROTOS)" ]; then $(BIN)/buf format -w proto; fi
+	@$(BIN)/buf format -w proto
+
+proto: $(PACKAGES)  ## write src/h3kv/api from the protocols
+	@$(BIN)/python tools/genproto.py
 
 docs: $(NATIVE)  ## write docs/reference from the code
 	@$(BIN)/python tools/gendocs.py

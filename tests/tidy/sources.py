@@ -10,12 +10,19 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {".git", ".venv", "build", "dist", "__pycache__"}
 """Folders that nobody writes by hand. Others that begin with a dot and end with `_cache` belong here too."""
 
+API = ROOT / "src/h3kv/api"
+"""Written by tools/genproto.py."""
+
 
 def files(*suffixes: str, under: str = ".") -> Iterator[Path]:
     """Files below a folder that end so, in a fixed order."""
     for folder, folders, names in os.walk(ROOT / under):
-        folders[:] = sorted(name for name in folders if name not in GENERATED and not is_cache(name))
+        folders[:] = sorted(name for name in folders if is_written_by_hand(Path(folder), name))
         yield from (Path(folder) / name for name in sorted(names) if name.endswith(suffixes))
+
+
+def is_written_by_hand(folder: Path, name: str) -> bool:
+    return name not in GENERATED and not is_cache(name) and folder / name != API
 
 
 def is_cache(name: str) -> bool:

@@ -15,7 +15,23 @@ ORACLES = {"h3kv.attention.reference"}
 EXTRAS = re.compile(r"/h3kv/(?:bench|hf|testing)/")
 """What needs the optional requirements."""
 
-MODULE_OF = {"pyyaml": "yaml", "pydantic-settings": "pydantic_settings"}
+SERVICES = re.compile(r"/h3kv/(?:cli|engine|telemetry)/")
+"""What may use the requirements of the processes."""
+
+MODULE_OF = {
+    "googleapis-common-protos": "google",
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "grpcio-status": "grpc_status",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "prometheus-client": "prometheus_client",
+    "protobuf": "google",
+    "pydantic-settings": "pydantic_settings",
+    "pyyaml": "yaml",
+}
 """Where a distribution's module is called otherwise."""
 
 
@@ -42,7 +58,7 @@ def users(importers: set[str], name: str, file: Path) -> set[str]:
     """Files that use a module. Only the test kit may live from tests alone."""
     others = importers - {shown(file)}
     lives_from_tests = name.startswith("h3kv.testing") or name in ORACLES
-    return others if lives_from_tests else {path for path in others if path.startswith("src/")}
+    return others if lives_from_tests else {path for path in others if path.startswith(("src/", "services/"))}
 
 
 def test_packages_say_what_they_are() -> None:
@@ -105,6 +121,8 @@ def test_imported_distributions_are_declared() -> None:
         if "/bench/peers/" in file.as_posix():
             continue  # Runs in an interpreter of its own, where the peer is installed.
         allowed = declared | ({"transformers"} if EXTRAS.search(file.as_posix()) else set())
+        if SERVICES.search(file.as_posix()):
+            allowed |= {MODULE_OF.get(bare(text), bare(text)) for text in project["optional-dependencies"]["services"]}
         top = {name.split(".")[0] for name in imports(file)} - {"h3kv"} - sys.stdlib_module_names
         assert top <= allowed, f"{shown(file)} imports {sorted(top - allowed)}"
 

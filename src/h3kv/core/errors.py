@@ -3,7 +3,18 @@
 H3Error                      code                  retry   what the caller does
 ├─ ConfigError               INVALID_ARGUMENT      no      fix the setting it names
 ├─ RequestError              INVALID_ARGUMENT      no      change the request: what and how is in the message
-│  └─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
+│  ├─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
+│  └─ MessageSizeError       INVALID_ARGUMENT      no      send or ask for less at a time
+├─ AccessDeniedError         PERMISSION_DENIED     no      present the token, or ask who owns it
+├─ PeerError                 UNKNOWN               no      read the message: another process failed
+│  ├─ PeerUnavailableError   UNAVAILABLE           yes     repeat it once the process that it names runs
+│  ├─ PeerTimeoutError       DEADLINE_EXCEEDED     yes     repeat it, if the call is idempotent
+│  ├─ PeerBusyError          RESOURCE_EXHAUSTED    later   repeat it when the peer has less to do
+│  ├─ PeerCancelledError     CANCELLED             no      we, or the peer as it ended, gave the call up
+│  ├─ PeerVersionError       UNIMPLEMENTED         no      run the same version on both sides
+│  └─ PeerReasonError        UNKNOWN               no      update this process: the peer knows more reasons
+├─ NotRegisteredError        FAILED_PRECONDITION   yes     register again, then repeat it
+├─ AddressInUseError         ABORTED               yes     end the process that serves there
 ├─ ModelError                FAILED_PRECONDITION   no      fix the model folder or file
 │  ├─ ModelNotFoundError     NOT_FOUND             no      correct the path
 │  ├─ ModelCorruptError      DATA_LOSS             no      fetch the file again
@@ -19,6 +30,8 @@ H3Error                      code                  retry   what the caller does
 ├─ StoreError                FAILED_PRECONDITION   no      mend the folder, file or device that it names
 │  ├─ StoreFormatError       FAILED_PRECONDITION   no      format it, or name another: it is not a store of ours
 │  └─ StoreBusyError         ABORTED               yes     end the process that uses it
+├─ RegionError               FAILED_PRECONDITION   no      let go of the region and ask its owner again
+│  └─ RegionAddressError     FAILED_PRECONDITION   no      free the address that it names
 ├─ StaleHandleError          FAILED_PRECONDITION   no      the slot's generation moved on; look up again
 ├─ ShapeError                INVALID_ARGUMENT      no      expected and actual are printed
 ├─ HostMemoryError           RESOURCE_EXHAUSTED    no      free memory or choose a smaller dtype, model or cap
@@ -45,7 +58,11 @@ class Code(enum.StrEnum):
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
     UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
+    UNKNOWN = "UNKNOWN"
 
 
 class Retry(enum.StrEnum):
@@ -91,6 +108,102 @@ class ContextLengthError(RequestError):
         super().__init__(message)
         self.needed_tokens = needed_tokens
         self.limit_tokens = limit_tokens
+
+
+class MessageSizeError(RequestError):
+    """A message is larger than both sides agreed on."""
+
+    reason = "MESSAGE_SIZE"
+
+
+class AccessDeniedError(H3Error):
+    """The caller may not do this: it showed no token or a wrong one, or another owns what it asks for."""
+
+    code = Code.PERMISSION_DENIED
+    reason = "ACCESS_DENIED"
+
+
+class PeerError(H3Error):
+    """A call to another process failed; `peer` is its address."""
+
+    code = Code.UNKNOWN
+    reason = "PEER"
+
+    def __init__(self, message: str, *, peer: str) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class PeerUnavailableError(PeerError):
+    """The peer is not there, or went away during the call: whether it acted is not known."""
+
+    code = Code.UNAVAILABLE
+    reason = "PEER_UNAVAILABLE"
+    retry = Retry.YES
+
+
+class PeerTimeoutError(PeerError):
+    """The deadline came before the answer: whether the peer acted is not known."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "PEER_TIMEOUT"
+    retry = Retry.YES
+
+
+class PeerBusyError(PeerError):
+    """The peer takes no more calls now. It did nothing."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "PEER_BUSY"
+    retry = Retry.LATER
+
+
+class PeerCancelledError(PeerError):
+    """The call was given up before it ended."""
+
+    code = Code.CANCELLED
+    reason = "PEER_CANCELLED"
+
+
+class PeerVersionError(PeerError):
+    """The peer does not know the call."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "PEER_VERSION"
+
+
+class PeerReasonError(PeerError):
+    """The peer gave a reason that this version has no class for."""
+
+    reason = "PEER_REASON"
+
+    def __init__(self, message: str, *, peer: str, remote_reason: str) -> None:
+        super().__init__(message, peer=peer)
+        self.remote_reason = remote_reason
+
+
+class NotRegisteredError(H3Error):
+    """The process that was asked does not know this client, or no longer: one of both began anew."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "NOT_REGISTERED"
+    retry = Retry.YES
+
+    def __init__(self, message: str, *, client_id: int) -> None:
+        super().__init__(message)
+        self.client_id = client_id
+
+
+class AddressInUseError(H3Error):
+    """Another process serves at this address."""
+
+    code = Code.ABORTED
+    reason = "ADDRESS_IN_USE"
+    retry = Retry.YES
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message)
+        self.address = address
 
 
 class ModelError(H3Error):
@@ -217,6 +330,27 @@ class StoreBusyError(StoreError):
     code = Code.ABORTED
     reason = "STORE_BUSY"
     retry = Retry.YES
+
+
+class RegionError(H3Error):
+    """A region cannot be used: its owner began anew, or what lies in it contradicts itself."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "REGION"
+
+    def __init__(self, message: str, *, region: str) -> None:
+        super().__init__(message)
+        self.region = region
+
+
+class RegionAddressError(RegionError):
+    """A region cannot be mapped where all processes map it."""
+
+    reason = "REGION_ADDRESS"
+
+    def __init__(self, message: str, *, region: str, address: int) -> None:
+        super().__init__(message, region=region)
+        self.address = address
 
 
 class StaleHandleError(H3Error):

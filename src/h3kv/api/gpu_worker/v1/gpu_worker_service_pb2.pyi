@@ -1,0 +1,259 @@
+# Written by tools/genproto.py from proto/h3kv/api/gpu_worker/v1/gpu_worker_service.proto. Do not edit: run `make proto`.
+from h3kv.api.common.v1 import commands_pb2 as _commands_pb2
+from h3kv.api.common.v1 import statistics_pb2 as _statistics_pb2
+from h3kv.api.common.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+
+class Tokens(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    max_new_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class TierTokens(_message.Message):
+    __slots__ = ("tier", "tokens")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tier: _types_pb2.Tier
+    tokens: int
+    def __init__(self, tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "generated_tokens", "waiting_ns", "prefill_ns", "time_to_first_token_ns")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: _containers.RepeatedCompositeFieldContainer[TierTokens]
+    generated_tokens: int
+    waiting_ns: int
+    prefill_ns: int
+    time_to_first_token_ns: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Iterable[_Union[TierTokens, _Mapping]]] = ..., generated_tokens: _Optional[int] = ..., waiting_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("text", "tokens", "chat", "sampling", "tenant")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    tokens: Tokens
+    chat: Chat
+    sampling: Sampling
+    tenant: bytes
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("progress", "token", "finished")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    progress: PrefillProgress
+    token: TokenGenerated
+    finished: Finished
+    def __init__(self, progress: _Optional[_Union[PrefillProgress, _Mapping]] = ..., token: _Optional[_Union[TokenGenerated, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class PrefillProgress(_message.Message):
+    __slots__ = ("done_tokens", "cached_tokens", "prompt_tokens")
+    DONE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    done_tokens: int
+    cached_tokens: int
+    prompt_tokens: int
+    def __init__(self, done_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class TokenGenerated(_message.Message):
+    __slots__ = ("id", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "usage")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    usage: Usage
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("text", "chat")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    chat: Chat
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelResponse(_message.Message):
+    __slots__ = ("name", "fingerprint", "context_tokens", "vocabulary_size", "layers", "query_heads", "kv_heads", "head_dim", "dtype", "encoding", "attention", "token_bytes", "has_chat_template")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_HEADS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: bytes
+    context_tokens: int
+    vocabulary_size: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    encoding: str
+    attention: str
+    token_bytes: int
+    has_chat_template: bool
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., layers: _Optional[int] = ..., query_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., encoding: _Optional[str] = ..., attention: _Optional[str] = ..., token_bytes: _Optional[int] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+
+class GetStatisticsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatisticsResponse(_message.Message):
+    __slots__ = ("server", "tiers", "requests_running", "requests_waiting", "requests_total", "prefill_tokens_total", "cached_tokens_total", "decode_tokens_total", "segments_cached", "cold_kv_ratio", "recall", "units_taken_back_total")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    COLD_KV_RATIO_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
+    UNITS_TAKEN_BACK_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    server: _types_pb2.ProcessIdentity
+    tiers: _containers.RepeatedCompositeFieldContainer[_statistics_pb2.TierStatistics]
+    requests_running: int
+    requests_waiting: int
+    requests_total: int
+    prefill_tokens_total: int
+    cached_tokens_total: _containers.RepeatedCompositeFieldContainer[TierTokens]
+    decode_tokens_total: int
+    segments_cached: int
+    cold_kv_ratio: float
+    recall: float
+    units_taken_back_total: int
+    def __init__(self, server: _Optional[_Union[_types_pb2.ProcessIdentity, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[_statistics_pb2.TierStatistics, _Mapping]]] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_total: _Optional[int] = ..., prefill_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[_Iterable[_Union[TierTokens, _Mapping]]] = ..., decode_tokens_total: _Optional[int] = ..., segments_cached: _Optional[int] = ..., cold_kv_ratio: _Optional[float] = ..., recall: _Optional[float] = ..., units_taken_back_total: _Optional[int] = ...) -> None: ...
+
+class PromoteRequest(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[_commands_pb2.Command]
+    def __init__(self, commands: _Optional[_Iterable[_Union[_commands_pb2.Command, _Mapping]]] = ...) -> None: ...
+
+class PromoteResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[_commands_pb2.CommandOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[_commands_pb2.CommandOutcome, _Mapping]]] = ...) -> None: ...
+
+class DemoteRequest(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[_commands_pb2.Command]
+    def __init__(self, commands: _Optional[_Iterable[_Union[_commands_pb2.Command, _Mapping]]] = ...) -> None: ...
+
+class DemoteResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[_commands_pb2.CommandOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[_commands_pb2.CommandOutcome, _Mapping]]] = ...) -> None: ...
+
+class EvictColdRequest(_message.Message):
+    __slots__ = ("idle_ns", "size_bytes")
+    IDLE_NS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    idle_ns: int
+    size_bytes: int
+    def __init__(self, idle_ns: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class EvictColdResponse(_message.Message):
+    __slots__ = ("segments", "size_bytes")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    segments: int
+    size_bytes: int
+    def __init__(self, segments: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Calls between processes: servers, channels, and the error tree across both."""

@@ -14,6 +14,7 @@
 #include "h3/memory.hpp"
 #include "h3/transform.hpp"
 #include "module_io.hpp"
+#include "module_mailbox.hpp"
 #include "module_pages.hpp"
 #include "module_retrieve.hpp"
 
@@ -116,6 +117,7 @@ NB_MODULE(_native, m) {
   m.def("linear", &linear, Released());
   m.def("read_all", &read_all, Released());
   bind_io(m);
+  bind_mailbox(m);
   bind_pages(m);
   bind_retrieve(m);
 }

@@ -17,6 +17,7 @@
 #include "h3/pool.hpp"
 #include "h3/transform.hpp"
 #include "io.hpp"
+#include "mailbox.hpp"
 
 namespace {
 
@@ -237,6 +238,7 @@ void check_pool() {
 
 int main() {
   check_io(expect);
+  check_mailbox(expect);
   check_pool();
   for (const h3::Isa isa : {h3::Isa::kPortable, h3::Isa::kAvx2, h3::Isa::kAvx512}) {
     if (!h3::isa_supported(isa)) continue;

@@ -1,0 +1,5 @@
+#pragma once
+
+#include "io.hpp"
+
+void check_mailbox(const Expect& expect);

@@ -13,7 +13,9 @@ from pydantic.fields import FieldInfo
 
 from h3kv.config import ENV_DELIMITER, ENV_PREFIX, ModelSettings, RopeSettings, Settings
 from h3kv.core.units import format_size
+from h3kv.telemetry.metric import EVERY_SERVICE, Metric
 from h3kv.telemetry.names import METRICS
+from h3kv.telemetry.spans import ATTRIBUTES, SPANS, SpanKind
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -33,8 +35,36 @@ METRICS_HEAD = """# Metrics
 
 <!-- Written by tools/gendocs.py from src/h3kv/telemetry/names.py. Do not edit: run `make docs`. -->
 
-| name | kind | unit | labels | meaning |
-|---|---|---|---|---|
+Each process serves the metrics of its own service at `/metrics`; an embedded node keeps those of all its parts.
+
+| name | kind | unit | labels | services | meaning |
+|---|---|---|---|---|---|
+"""
+
+BUCKETS_HEAD = """
+## Buckets of histograms
+
+| name | upper bounds |
+|---|---|
+"""
+
+SPANS_HEAD = """# Spans
+
+<!-- Written by tools/gendocs.py from src/h3kv/telemetry/spans.py. Do not edit: run `make docs`. -->
+
+One trace for each request, through all processes. Where nobody traces a request, none of them records anything of it.
+
+| name | below, or first | attributes | meaning |
+|---|---|---|---|
+"""
+
+ATTRIBUTES_HEAD = """
+## Attributes
+
+Of spans, and of log lines, which have `event`, `trace_id` and `span_id` besides.
+
+| name | meaning |
+|---|---|
 """
 
 
@@ -109,14 +139,35 @@ def literals(annotation: object) -> list[str]:
 
 def metrics_page() -> str:
     """Every metric that may be emitted."""
-    rows = [
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.labels) or '-'} | {metric.sentence} |\n"
+    bounds = [
+        f"| `{metric.name}` | {', '.join(map(str, metric.buckets))} |\n"
         for metric in METRICS.values()
+        if metric.buckets
     ]
-    return METRICS_HEAD + "".join(rows)
+    return "".join([METRICS_HEAD, *map(metric_row, METRICS.values()), BUCKETS_HEAD, *bounds])
 
 
-PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "metrics.md": metrics_page}
+def metric_row(metric: Metric) -> str:
+    """One line of the table."""
+    services = "all" if metric.services == EVERY_SERVICE else ", ".join(metric.services)
+    labels = ", ".join(metric.labels) or "-"
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {services} | {metric.sentence} |\n"
+
+
+def spans_page() -> str:
+    """Every span that may be recorded."""
+    meanings = [f"| `{name}` | {sentence} |\n" for name, sentence in ATTRIBUTES.items()]
+    return "".join([SPANS_HEAD, *map(span_row, SPANS.values()), ATTRIBUTES_HEAD, *meanings])
+
+
+def span_row(span: SpanKind) -> str:
+    """One line of the table."""
+    places = [*(["begins a trace"] * span.begins_trace), *(f"`{parent}`" for parent in span.parents)]
+    attributes = ", ".join(f"`{name}`" for name in span.attributes)
+    return f"| `{span.name}` | {', '.join(places)} | {attributes} | {span.sentence} |\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "metrics.md": metrics_page, "spans.md": spans_page}
 
 
 def main() -> None:

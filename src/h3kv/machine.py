@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import mmap
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,46 @@ def detect_huge_pages(root: Path = ROOT) -> HugePages:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A limit of the container that is tighter than the machine."""
+
+    file: Path
+    """Where the kernel states it."""
+    bytes: int
+
+
+def binding_limit(root: Path = ROOT) -> MemoryLimit | None:
+    """The container's limit under which the least memory is left; None where the machine itself has less."""
+    _, free_bytes = _memory_info(root)
+    found: MemoryLimit | None = None
+    for file, limit_bytes, left_bytes in _memory_limits(root):
+        if left_bytes < free_bytes:
+            free_bytes, found = left_bytes, MemoryLimit(file, limit_bytes)
+    return found
+
+
+def memlock_limit_bytes() -> int | None:
+    """How much memory this process may lock or have registered for I/O; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def dma_heaps(root: Path = ROOT) -> list[Path]:
+    """Device files of the DMA heaps whose memory is contiguous (CMA), in the order of their names.
+
+    The `system` heap is left out: direct I/O refuses its memory. So are heaps that hide theirs from the processor.
+    """
+    names = sorted(path.name for path in (root / "dev/dma_heap").glob("*"))
+    is_contiguous = [name == "reserved" or "cma" in name for name in names]
+    is_usable = [not name.startswith(("system", "secure", "restricted", "protected")) for name in names]
+    return [
+        root / "dev/dma_heap" / name
+        for name, contiguous, usable in zip(names, is_contiguous, is_usable, strict=True)
+        if contiguous and usable
+    ]
+
+
 def detect(root: Path = ROOT, *, cpus: frozenset[int] | None = None) -> Machine:
     """The machine as it is now.
 
@@ -66,7 +107,7 @@ def detect(root: Path = ROOT, *, cpus: frozenset[int] | None = None) -> Machine:
     allowed = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
     quota = _cpu_quota(root)
     cores = _physical_cores(root, allowed)
-    limits = [_memory_info(root), *_memory_limits(root)]
+    limits = [_memory_info(root), *((limit, left) for _, limit, left in _memory_limits(root))]
     return Machine(
         cpus=len(allowed),
         cores=max(1, cores if quota is None else min(cores, int(quota))),
@@ -122,13 +163,16 @@ def _memory_info(root: Path) -> tuple[int, int]:
     return sizes["MemTotal"], sizes["MemAvailable"]
 
 
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and bytes left below it, for each memory cgroup that holds this process."""
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int, int]]:
+    """File, limit and bytes left below it, for each memory cgroup that holds this process."""
     for folder in _cgroups(root, "memory"):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        file = folder / "memory.max"
+        if _number(file) is None:
+            file = folder / "memory.limit_in_bytes"
+        limit = _number(file)
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
         if limit is not None:
-            yield limit, limit - used + _reclaimable(folder)
+            yield file, limit, limit - used + _reclaimable(folder)
 
 
 def _reclaimable(folder: Path) -> int:

@@ -4,11 +4,13 @@ import torch
 from h3kv.core.layout import SlabLayout
 from h3kv.core.ports import AddressableStore, BlockStore
 from h3kv.core.types import Tier
-from h3kv.memory.region import RegionKind
+from h3kv.memory.leases import LeasedRoom, LeaseTable
+from h3kv.memory.region import Region, RegionKind
+from h3kv.memory.region_format import RegionGeometry
 from h3kv.testing.fake_store import FakeStore
 from h3kv.testing.faulty_store import FaultyStore
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
-from h3kv.tiers.host import HostStore, HostStoreConfig
+from h3kv.tiers.host import HostStore, HostStoreConfig, SharedHostStore
 
 from .addressable_store import AddressableStoreContract
 from .block_store import BlockStoreContract
@@ -47,6 +49,24 @@ class TestHostStoreOfCodes(TestHostStore):
 class TestHostStoreInPrivateMemory(AddressableStoreContract):
     def make_store(self, units: int) -> AddressableStore:
         return host_store(units, RegionKind.ANONYMOUS, layout=self.layout)
+
+
+class TestSharedHostStore(AddressableStoreContract):
+    """Room is leased unit by unit, as it is needed."""
+
+    churn_rounds = 20_000
+
+    def make_store(self, units: int) -> AddressableStore:
+        geometry = RegionGeometry(self.layout.block_bytes, units * UNIT_BLOCKS)
+        region = Region.create(geometry)
+        leases = LeaseTable(region.table)
+        room = LeasedRoom(Tier.HOST, region.table, lambda wanted: leases.lease(2, wanted) or [])
+        return SharedHostStore(self.layout, region, room)
+
+
+class TestSharedHostStoreOfCodes(TestSharedHostStore):
+    layout = CODES_LAYOUT
+    churn_rounds = 2_000
 
 
 class TestFakeStore(AddressableStoreContract):

@@ -1,10 +1,21 @@
 import mmap
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from h3kv.machine import HugePages, detect, detect_huge_pages, peak_rss_bytes, resident_bytes
+from h3kv.machine import (
+    HugePages,
+    MemoryLimit,
+    binding_limit,
+    detect,
+    detect_huge_pages,
+    dma_heaps,
+    memlock_limit_bytes,
+    peak_rss_bytes,
+    resident_bytes,
+)
 from h3kv.memory.mapping import Mapping as MemoryMapping
 
 GIB = 1 << 30
@@ -170,3 +181,46 @@ def test_memory_is_held_page_by_page_as_it_is_touched() -> None:
     assert resident_bytes(mapping.address + 3 * page, page) == 0
     mapping.view()[:] = bytes(8 * page)
     assert resident_bytes(mapping.address, 8 * page) == 8 * page
+
+
+def test_limit_that_leaves_the_least_memory_is_named_with_its_file(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/outer/inner\n",
+        "sys/fs/cgroup/outer/memory.max": f"{4 * GIB}\n",
+        "sys/fs/cgroup/outer/memory.current": f"{3 * GIB}\n",
+        "sys/fs/cgroup/outer/inner/memory.max": f"{2 * GIB}\n",
+        "sys/fs/cgroup/outer/inner/memory.current": "0\n",
+    }
+    root = lay_out(tmp_path, files)
+    assert binding_limit(root) == MemoryLimit(root / "sys/fs/cgroup/outer/memory.max", 4 * GIB)
+
+
+def test_limit_above_what_the_machine_has_left_does_not_bind(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{12 * GIB}\n"}
+    assert binding_limit(lay_out(tmp_path, files)) is None
+    assert binding_limit(lay_out(tmp_path / "bare", {})) is None
+
+
+def test_heaps_of_contiguous_memory_are_offered_and_no_others(tmp_path: Path) -> None:
+    names = [
+        "system",
+        "system-uncached",
+        "system_cma_thing",
+        "reserved",
+        "linux,cma",
+        "default_cma_region",
+        "secure_cma",
+    ]
+    root = lay_out(tmp_path, {f"dev/dma_heap/{name}": "" for name in names})
+    assert [heap.name for heap in dma_heaps(root)] == ["default_cma_region", "linux,cma", "reserved"]
+    assert dma_heaps(tmp_path / "bare") == []
+
+
+def test_memlock_limit_is_the_soft_one_or_none() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    assert memlock_limit_bytes() == (None if soft == resource.RLIM_INFINITY else soft)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
+    try:
+        assert memlock_limit_bytes() == 65536
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))

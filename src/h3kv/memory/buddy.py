@@ -59,17 +59,41 @@ class _FreeList:
 
 
 class BuddyAllocator:
-    """Room for `units` x 16 blocks.
+    """Room for `units` x 16 blocks, and for units that are added. Not thread-safe. Every call costs O(log n)."""
 
-    Not thread-safe. Every call costs O(log n).
-    """
-
-    def __init__(self, units: int) -> None:
-        self.capacity_blocks = units * UNIT_BLOCKS
+    def __init__(self, units: int = 0) -> None:
+        self._units = set(range(units))
         self._free = {size: _FreeList(range(0)) for size in EXTENT_CLASSES_BLOCKS}
-        self._free[UNIT_BLOCKS] = _FreeList(range(0, self.capacity_blocks, UNIT_BLOCKS))
+        self._free[UNIT_BLOCKS] = _FreeList(range(0, units * UNIT_BLOCKS, UNIT_BLOCKS))
         self._used: dict[int, int] = {}
         self._used_blocks = 0
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Blocks of all units."""
+        return len(self._units) * UNIT_BLOCKS
+
+    @property
+    def units(self) -> frozenset[int]:
+        """Numbers of the units that it has."""
+        return frozenset(self._units)
+
+    @property
+    def free_units(self) -> list[int]:
+        """Numbers of the units of which nothing is handed out, ascending."""
+        return sorted(offset // UNIT_BLOCKS for offset in self._free[UNIT_BLOCKS].live)
+
+    def add(self, unit: int) -> None:
+        """Take a unit in, all of it free."""
+        assert unit not in self._units, f"unit {unit} is here already"
+        self._units.add(unit)
+        self._free[UNIT_BLOCKS].add(unit * UNIT_BLOCKS)
+
+    def remove(self, unit: int) -> None:
+        """Let go of a unit of which nothing is handed out."""
+        assert unit * UNIT_BLOCKS in self._free[UNIT_BLOCKS].live, f"unit {unit} is not free"
+        self._units.remove(unit)
+        self._free[UNIT_BLOCKS].discard(unit * UNIT_BLOCKS)
 
     @property
     def used_blocks(self) -> int:
@@ -108,12 +132,15 @@ class BuddyAllocator:
         extents = sorted(
             [*self._used.items(), *((offset, size) for size in self._free for offset in self._free[size].live)]
         )
+        units = iter(sorted(self._units))
         end = 0
         for offset, size in extents:
+            if end % UNIT_BLOCKS == 0:
+                end = next(units) * UNIT_BLOCKS
             assert offset == end, f"blocks {end} to {offset} are lost or owned twice"
             assert offset % size == 0, f"extent at {offset} of {size} blocks is not aligned"
             end = offset + size
-        assert end == self.capacity_blocks, f"extents end at {end} of {self.capacity_blocks} blocks"
+        assert end % UNIT_BLOCKS == 0 and next(units, None) is None, f"extents end at {end}, before the last unit does"
         assert self._used_blocks == sum(self._used.values()), "the count of used blocks is wrong"
         for size in EXTENT_CLASSES_BLOCKS[:-1]:
             assert all((offset ^ size) not in self._free[size].live for offset in self._free[size].live)

@@ -1,12 +1,13 @@
 """Ranges of addresses over shared or private memory, aligned for huge pages.
 
-The standard `mmap` module can neither place a mapping at a multiple of 2 MiB nor keep it for a view that somebody still
-holds. Both matter here, so the three system calls are made directly.
+The standard `mmap` module can neither place a mapping nor keep it for a view that somebody still holds. Both matter
+here, so the system calls are made directly.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -20,6 +21,7 @@ _NONE: Final = 0
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _MAP_FIXED: Final = 0x10
+_MAP_FIXED_NOREPLACE: Final = 0x100000
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -29,20 +31,38 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class _Span(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
 class Mapping:
     """Readable and writable memory at a multiple of 2 MiB. It is unmapped when this and the last view of it are gone.
 
     Args:
         size_bytes: of the range.
         fd: file whose first bytes it shows; private memory, zero at first, where None. May be closed afterwards.
+        address: where it must lie, a multiple of 2 MiB; anywhere where None.
 
     Raises:
-        OSError: the system refuses it.
+        OSError: the system refuses it. FileExistsError: something lies at that address already.
     """
 
-    def __init__(self, size_bytes: int, *, fd: int | None) -> None:
+    def __init__(self, size_bytes: int, *, fd: int | None, address: int | None = None) -> None:
         self.size_bytes = size_bytes
-        self.address = _map_aligned(size_bytes, fd)
+        self.address = _map_aligned(size_bytes, fd) if address is None else _map_at(address, size_bytes, fd)
         self._array = (ctypes.c_ubyte * size_bytes).from_address(self.address)
         # Every view holds the array, so the range outlives them all.
         self._finalizer = weakref.finalize(self._array, _unmap, self.address, size_bytes)
@@ -51,6 +71,20 @@ class Mapping:
     def advise_huge_pages(self) -> bool:
         """Ask for huge pages as the memory is touched. False where the kernel has none to give."""
         return bool(_libc.madvise(self.address, self.size_bytes, mmap.MADV_HUGEPAGE) == 0)
+
+    def can_pin(self) -> bool:
+        """Whether the kernel can reach the pages for direct I/O.
+
+        Some drivers map their memory as bare page frames, which direct I/O refuses with EFAULT. Reading this process's
+        own memory through the kernel takes hold of pages in the same way, and moves nothing but one byte.
+        """
+        target = (ctypes.c_ubyte * 1)()
+        local = _Span(ctypes.addressof(target), 1)
+        remote = _Span(self.address, 1)
+        if _libc.process_vm_readv(os.getpid(), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) == 1:
+            return True
+        # Where a sandbox forbids the call, nothing is known against the memory.
+        return ctypes.get_errno() != errno.EFAULT
 
     def view(self) -> memoryview:
         """All bytes, writable."""
@@ -79,6 +113,18 @@ def _map_aligned(size_bytes: int, fd: int | None) -> int:
     if base + span_bytes > end:
         _unmap(end, base + span_bytes - end)
     return address
+
+
+def _map_at(address: int, size_bytes: int, fd: int | None) -> int:
+    """Map at this address or not at all."""
+    assert address % HUGE_PAGE_BYTES == 0
+    flags = _PRIVATE if fd is None else mmap.MAP_SHARED
+    found = _map(address, size_bytes, _READ_WRITE, flags=flags | _MAP_FIXED_NOREPLACE, fd=-1 if fd is None else fd)
+    if found != address:
+        # Kernels before 4.17 do not know the flag and take the address for a wish.
+        _unmap(found, size_bytes)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    return found
 
 
 def _map(address: int | None, size_bytes: int, protection: int, *, flags: int, fd: int) -> int:

@@ -5,42 +5,34 @@
 
 from __future__ import annotations
 
-import enum
-import fcntl
 import os
 from collections.abc import Collection
-from typing import Final
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from h3kv.core.errors import HostMemoryError
-from h3kv.core.units import describe_size
-from h3kv.machine import HugePages, detect, detect_huge_pages
+from h3kv.machine import HugePages, detect_huge_pages
+from h3kv.memory.dma_heap import cpu_access, dma_buffer_bytes
+from h3kv.memory.file_names import name_of
 from h3kv.memory.mapping import HUGE_PAGE_BYTES, Mapping
 from h3kv.memory.region_format import (
-    SEALS,
     SLOT_DTYPE,
     TABLE_OFFSET,
-    RegionGeometry,
+    Geometry,
+    RegionHeader,
+    RegionIdentity,
     SlotTableView,
-    name_of,
     pack_header,
     validate_header,
     validate_table,
 )
+from h3kv.memory.region_memory import SHARED_KINDS, RegionKind, RegionMemory, Wanted, map_at, obtain
 
+if TYPE_CHECKING:
+    # A process that only moves bytes runs without torch.
+    from torch import Tensor
 
-class RegionKind(enum.StrEnum):
-    """What a region is made of."""
-
-    HUGETLB = "hugetlb"
-    """A memfd of huge pages that were set aside: reserved when it is made."""
-    MEMFD = "memfd"
-    """A memfd of the page cache; huge pages where the kernel gives them to shared memory."""
-    ANONYMOUS = "anonymous"
-    """Private memory: cannot be passed to another process; huge pages where the kernel gives them to private memory."""
+__all__ = ["SHARED_KINDS", "Region", "RegionKind"]
 
 
 class Region:
@@ -49,72 +41,73 @@ class Region:
     The mapping lasts until `close` was called and the last view of it is gone, so a view can never dangle.
     """
 
-    def __init__(self, mapping: Mapping, geometry: RegionGeometry, *, kind: RegionKind, fd: int | None) -> None:
-        self.geometry = geometry
-        self.kind = kind
-        self.size_bytes = mapping.size_bytes
-        self.address = mapping.address
-        self.has_huge_pages = kind is RegionKind.HUGETLB
+    def __init__(self, memory: RegionMemory, header: RegionHeader) -> None:
+        self.geometry: Geometry = header.geometry
+        self.identity = header.identity
+        """Which of the node's regions it is; None for one of this process alone."""
+        self.kind = memory.kind
+        self.size_bytes = memory.mapping.size_bytes
+        self.address = memory.mapping.address
+        self.has_huge_pages = memory.has_huge_pages
         self.fallback_reason: str | None = None
-        """Why it is not made of huge pages that were set aside, and what to do about it."""
-        self._fd = fd
-        self._mapping: Mapping | None = mapping
-        self._watch = mapping.watch()
+        """Why it is not made of the kind that was wanted first, and what to do about it."""
+        self._fd = memory.fd
+        self._mapping: Mapping | None = memory.mapping
+        self._watch = memory.mapping.watch()
 
     @classmethod
     def create(
         cls,
-        geometry: RegionGeometry,
+        geometry: Geometry,
         *,
+        identity: RegionIdentity | None = None,
         kinds: Collection[RegionKind] = (RegionKind.HUGETLB, RegionKind.MEMFD),
         huge_pages: HugePages | None = None,
     ) -> Region:
-        """A new region, its slots zero and free: of the first of `kinds` that has huge pages, else a plain memfd.
+        """A new region, its slots zero and free: of the first of `kinds` that is had, else a plain memfd.
 
         Memory that was not set aside is committed as it is first written, as all of a process's memory is.
 
         Args:
             geometry: how to divide it.
-            kinds: what is acceptable, best first.
+            identity: of a region that other processes map; it lies at the address that this says. Without it, it lies
+                anywhere.
+            kinds: what is acceptable, best first. Memfd and private memory count as had where they get huge pages.
             huge_pages: what the machine offers; asked now where None.
 
         Raises:
             HostMemoryError: the machine has too little memory left.
+            RegionAddressError: something else lies at the address.
         """
         offered = detect_huge_pages() if huge_pages is None else huge_pages
-        reasons: list[str] = []
-        region: Region | None = None
-        for kind in kinds:
-            match kind:
-                case RegionKind.HUGETLB:
-                    region, reason = _create_hugetlb(geometry, offered)
-                case RegionKind.MEMFD:
-                    region, reason = _create_memfd(geometry, offered) if offered.shared else (None, _CURE_SHARED)
-                case RegionKind.ANONYMOUS:
-                    region, reason = _create_anonymous(geometry) if offered.private else (None, _CURE_PRIVATE)
-            if region is not None:
-                break
-            reasons.append(reason)
-        if region is None:
-            region, _ = _create_memfd(geometry, offered)
-        region.fallback_reason = "; ".join(reasons) or None
+        header = RegionHeader(geometry, identity)
+        purpose = "host" if identity is None else identity.purpose
+        memory, reason = obtain(Wanted(geometry.size_bytes, header.address, purpose), kinds, offered)
+        assert identity is None or memory.fd is not None, "private memory cannot be shared"
+        region = cls(memory, header)
+        region.fallback_reason = reason
         region.write_header()
         return region
 
     @classmethod
     def attach(cls, fd: int) -> Region:
-        """The region behind a descriptor, mapped once more. The descriptor stays the caller's.
+        """The region behind a descriptor, mapped once more: at its address. The descriptor stays the caller's.
 
         Raises:
             StoreFormatError: it is not a region, or one of another version, or damaged, or its size may change.
             HostMemoryError: the system refuses the mapping.
+            RegionAddressError: something else lies at the address.
         """
         own = os.dup(fd)
         try:
-            geometry = validate_header(own)
-            kind = RegionKind.HUGETLB if os.fstatvfs(own).f_bsize == HUGE_PAGE_BYTES else RegionKind.MEMFD
-            region = cls(_map(geometry.size_bytes, own), geometry, kind=kind, fd=own)
-            validate_table(region.table, name=name_of(fd))
+            header = validate_header(own)
+            purpose = "host" if header.identity is None else header.identity.purpose
+            mapping = map_at(header.geometry.size_bytes, own, address=header.address, purpose=purpose)
+            kind = _kind_of(own)
+            memory = RegionMemory(mapping, kind, own, has_huge_pages=kind is RegionKind.HUGETLB)
+            region = cls(memory, header)
+            if header.geometry.blocks:
+                validate_table(region.table, name=name_of(fd))
         except BaseException:
             os.close(own)
             raise
@@ -126,30 +119,42 @@ class Region:
         return self._fd
 
     @property
+    def can_register(self) -> bool:
+        """Whether an I/O engine may register the memory: of a DMA heap, registering does not return."""
+        return self.kind is not RegionKind.DMA_HEAP
+
+    @property
     def is_mapped(self) -> bool:
         """Whether the memory is still held: by this region, or by a view after `close`."""
         return self._watch()
 
     @property
     def table(self) -> SlotTableView:
-        """The slot table where it lies: writing here writes into the region."""
+        """The slot table where it lies: writing here writes into the region. A region without slots has none."""
+        assert self.geometry.blocks, "a region without slots has no table"
         return np.frombuffer(self._view(), dtype=SLOT_DTYPE, count=self.geometry.blocks, offset=TABLE_OFFSET)
 
     @property
     def slots(self) -> memoryview:
-        """Bytes of all slots, writable."""
+        """Bytes of all slots, or of all data in a region without slots; writable."""
         geometry = self.geometry
         return self._view()[geometry.data_offset : geometry.data_offset + geometry.data_bytes]
 
     @property
     def data(self) -> Tensor:
-        """Bytes of all slots as a uint8 tensor on the CPU."""
+        """The same as a uint8 tensor on the CPU."""
+        import torch
+
         return torch.frombuffer(self.slots, dtype=torch.uint8)
 
     def write_header(self) -> None:
         """Say in the region how it is divided, for whoever attaches to it."""
-        header = pack_header(self.geometry)
-        self._view()[: len(header)] = header
+        header = pack_header(self.geometry, self.identity)
+        if self._fd is not None and self.kind is RegionKind.DMA_HEAP:
+            with cpu_access(self._fd):
+                self._view()[: len(header)] = header
+        else:
+            self._view()[: len(header)] = header
 
     def close(self) -> None:
         """Let go of memory and descriptor. Calling it again does nothing."""
@@ -163,80 +168,7 @@ class Region:
         return self._mapping.view()
 
 
-_CURE_SHARED: Final = (
-    "the kernel gives shared memory no huge pages: "
-    "write 'advise' into /sys/kernel/mm/transparent_hugepage/shmem_enabled"
-)
-_CURE_PRIVATE: Final = (
-    "the kernel gives private memory no huge pages: write 'madvise' into /sys/kernel/mm/transparent_hugepage/enabled"
-)
-
-
-def _create_hugetlb(geometry: RegionGeometry, offered: HugePages) -> tuple[Region | None, str]:
-    size_bytes = geometry.size_bytes
-    pages = size_bytes // HUGE_PAGE_BYTES
-    cure = (
-        f"{pages} huge pages of 2 MiB are needed and {offered.free_pages} are free: raise vm.nr_hugepages or "
-        "vm.nr_overcommit_hugepages by the difference"
-    )
-    if offered.free_pages < pages:
-        return None, cure
-    fd: int | None = None
-    try:
-        fd = os.memfd_create("h3-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
-        os.ftruncate(fd, size_bytes)
-        # All pages are taken now: a cgroup that allows fewer would otherwise end the process at a later write.
-        os.posix_fallocate(fd, 0, size_bytes)
-        mapping = Mapping(size_bytes, fd=fd)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except OSError as error:
-        if fd is not None:
-            os.close(fd)
-        return None, f"{cure} ({error.strerror})"
-    return Region(mapping, geometry, kind=RegionKind.HUGETLB, fd=fd), ""
-
-
-def _create_memfd(geometry: RegionGeometry, offered: HugePages) -> tuple[Region, str]:
-    size_bytes = geometry.size_bytes
-    _check_available(size_bytes)
-    fd = os.memfd_create("h3-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size_bytes)
-        mapping = _map(size_bytes, fd)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    region = Region(mapping, geometry, kind=RegionKind.MEMFD, fd=fd)
-    region.has_huge_pages = mapping.advise_huge_pages() and offered.shared
-    return region, ""
-
-
-def _create_anonymous(geometry: RegionGeometry) -> tuple[Region, str]:
-    _check_available(geometry.size_bytes)
-    mapping = _map(geometry.size_bytes, None)
-    region = Region(mapping, geometry, kind=RegionKind.ANONYMOUS, fd=None)
-    region.has_huge_pages = mapping.advise_huge_pages()
-    return region, ""
-
-
-def _map(size_bytes: int, fd: int | None) -> Mapping:
-    try:
-        return Mapping(size_bytes, fd=fd)
-    except OSError as error:
-        raise _refusal(size_bytes, detect().memory_available_bytes) from error
-
-
-def _check_available(size_bytes: int) -> None:
-    available_bytes = detect().memory_available_bytes
-    if size_bytes > available_bytes:
-        raise _refusal(size_bytes, available_bytes)
-
-
-def _refusal(size_bytes: int, available_bytes: int) -> HostMemoryError:
-    return HostMemoryError(
-        f"the host tier asks for {describe_size(size_bytes)}, where {describe_size(available_bytes)} are available: "
-        "lower host.kv_bytes or free memory",
-        needed_bytes=size_bytes,
-        available_bytes=available_bytes,
-    )
+def _kind_of(fd: int) -> RegionKind:
+    if dma_buffer_bytes(fd) is not None:
+        return RegionKind.DMA_HEAP
+    return RegionKind.HUGETLB if os.fstatvfs(fd).f_bsize == HUGE_PAGE_BYTES else RegionKind.MEMFD

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from h3kv.telemetry.names import METRICS, Kind
+from h3kv.telemetry.metric import Kind
+from h3kv.telemetry.names import METRICS, declared
 
 _Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -64,8 +65,5 @@ class Recorder:
 
 def _series(name: str, kind: Kind, labels: dict[str, str]) -> _Series:
     """The time series that a measurement belongs to."""
-    metric = METRICS.get(name)
-    assert metric is not None, f"metric {name} is not declared in telemetry/names.py"
-    assert metric.kind is kind, f"metric {name} is a {metric.kind}, not a {kind}"
-    assert set(labels) == set(metric.labels), f"metric {name} has labels {metric.labels}, not {tuple(labels)}"
+    declared(name, kind, labels)
     return name, tuple(sorted(labels.items()))

@@ -13,6 +13,7 @@ from h3kv.memory.arena import allocate_arena
 from h3kv.memory.buddy import UNIT_BLOCKS
 from h3kv.memory.region_format import make_table
 from h3kv.tiers.slab_store import SlabStore, count_units
+from h3kv.tiers.slots import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class DeviceStore(SlabStore):
         units = count_units(layout, config.capacity_bytes, tier=Tier.DEVICE)
         # First of all: a cap beyond the machine must not cost the bookkeeping for it.
         arena = allocate_arena(units * layout.size_bytes(UNIT_BLOCKS), torch.device(config.device))
-        super().__init__(layout, arena, make_table(units * UNIT_BLOCKS), tier=Tier.DEVICE)
+        slots = SlotTable(Tier.DEVICE, make_table(units * UNIT_BLOCKS))
+        super().__init__(layout, arena, slots, tier=Tier.DEVICE)
 
     @property
     def arena(self) -> Tensor:

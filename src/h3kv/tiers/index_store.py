@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from h3kv.core.errors import TierFullError
+from h3kv.core.errors import ShapeError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import DIRECT_IO_BYTES, SEGMENT_BLOCKS_MAX
 from h3kv.core.types import SlotHandle, Tier
 from h3kv.core.units import describe_size
 from h3kv.memory.buddy import UNIT_BLOCKS
+from h3kv.memory.leases import LeasedRoom
 from h3kv.memory.region import Region, RegionKind
 from h3kv.memory.region_format import RegionGeometry
-from h3kv.tiers.slots import SlotTable
+from h3kv.tiers.slots import SlotRoom, SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,19 @@ class IndexStore:
     """
 
     def __init__(self, layout: CacheLayout, config: IndexStoreConfig) -> None:
+        slots = max(config.capacity_bytes // (layout.layers * self.layer_bytes(layout)), 1)
+        blocks = -(-slots * layout.layers // UNIT_BLOCKS) * UNIT_BLOCKS
+        self._region = Region.create(RegionGeometry(self.layer_bytes(layout), blocks), kinds=config.kinds)
+        self._set_up(layout, SlotTable(Tier.HOST, self._region.table), slots=slots)
+
+    def _set_up(self, layout: CacheLayout, table: SlotRoom, *, slots: int) -> None:
         self.slot_bytes = layout.layers * self.layer_bytes(layout)
         """Of one segment."""
-        self.slots = max(config.capacity_bytes // self.slot_bytes, 1)
+        self.slots = slots
+        """Segments that there is room for."""
         self._layer_bytes = self.layer_bytes(layout)
         self._layers = layout.layers
-        blocks = -(-self.slots * layout.layers // UNIT_BLOCKS) * UNIT_BLOCKS
-        self._region = Region.create(RegionGeometry(self._layer_bytes, blocks), kinds=config.kinds)
-        self._table = SlotTable(Tier.HOST, self._region.table)
+        self._table = table
         self._address = self._region.data.data_ptr()
         self._used = 0
 
@@ -73,8 +79,8 @@ class IndexStore:
 
     @property
     def buffers(self) -> list[tuple[int, int]]:
-        """Address and size of the memory that slots lie in, for an I/O engine that registers its buffers."""
-        return [(self._address, self._region.geometry.data_bytes)]
+        """As of `HostStore`."""
+        return [(self._address, self._region.geometry.data_bytes)] if self._region.can_register else []
 
     def reserve(self) -> IndexSlot:
         """Room for one segment.
@@ -112,3 +118,28 @@ class IndexStore:
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
         self._region.close()
+
+
+class SharedIndexStore(IndexStore):
+    """The index region of a process that leases its room in a region of another one.
+
+    Args:
+        layout: of the model's KV, in a clustered encoding.
+        region: mapped from its owner; it stays whose it is.
+        room: the slots that this process may hand out.
+
+    Raises:
+        ShapeError: the region is divided for another layout.
+    """
+
+    def __init__(self, layout: CacheLayout, region: Region, room: LeasedRoom) -> None:
+        if region.geometry.block_bytes != self.layer_bytes(layout):
+            raise ShapeError(
+                f"an index of one layer of this model has {self.layer_bytes(layout)} bytes, in the index region "
+                f"{region.geometry.block_bytes}: start all processes with the same model and encoding"
+            )
+        self._region = region
+        self._set_up(layout, room, slots=region.geometry.blocks // layout.layers)
+
+    def close(self) -> None:
+        """Nothing to do: the region is another's."""

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from h3kv import _native
 from h3kv.core.errors import ConfigError, TierBrokenError, TierClosedError
 from h3kv.core.types import Tier
-from h3kv.core.units import NS_PER_MS
+from h3kv.core.units import NS_PER_MS, describe_size
+from h3kv.machine import memlock_limit_bytes
 
 OP_DTYPE: Final = np.dtype(
     [
@@ -114,8 +115,9 @@ class IoEngine:
     `close` has returned. Files stay the caller's, who closes them after the engine. Any thread may call any method.
     """
 
-    def __init__(self, native: _native.IoEngine) -> None:
+    def __init__(self, native: _native.IoEngine, *, buffers_bytes: int = 0) -> None:
         self._native = native
+        self._buffers_bytes = buffers_bytes
 
     @classmethod
     def open(
@@ -147,7 +149,8 @@ class IoEngine:
         if not 1 <= depth <= DEPTH_MAX:
             raise ConfigError(f"an I/O depth is from 1 to {DEPTH_MAX}, not {depth}", field="depth")
         try:
-            return cls(_native.IoEngine(files, depth, buffers, backend, threads, deadline_ms, ()))
+            native = _native.IoEngine(files, depth, buffers, backend, threads, deadline_ms, ())
+            return cls(native, buffers_bytes=sum(size_bytes for _, size_bytes in buffers))
         except OSError as error:
             message = (
                 f"the I/O engine cannot start its threads ({error.strerror}): raise the limit on processes "
@@ -175,8 +178,15 @@ class IoEngine:
 
     @property
     def buffers_reason(self) -> str | None:
-        """Why buffers that were given are not registered."""
-        return self._native.buffers_reason or None
+        """Why buffers that were given are not registered, and what to do about it."""
+        reason = self._native.buffers_reason or None
+        limit_bytes = memlock_limit_bytes()
+        if reason is None or self.fixed_buffers or limit_bytes is None or limit_bytes >= self._buffers_bytes:
+            return reason
+        return (
+            f"{reason}: {describe_size(self._buffers_bytes)} are to be locked and the memlock limit is "
+            f"{describe_size(limit_bytes)}; raise it (`ulimit -l`)"
+        )
 
     def submit(self, ops_N: NDArray[np.void]) -> None:
         """Start ops; never waits. What exceeds the depth is pending, in order.

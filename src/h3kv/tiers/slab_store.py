@@ -12,8 +12,8 @@ from h3kv.core.errors import ConfigError, SlabBusyError, StaleHandleError, TierC
 from h3kv.core.layout import SlabLayout
 from h3kv.core.types import Completion, Fetch, Move, SlabKey, SlotHandle, StoreStatistics, Tier
 from h3kv.memory.buddy import UNIT_BLOCKS, extent_class
-from h3kv.memory.region_format import SlotTableView
-from h3kv.tiers.slots import SlotTable
+from h3kv.memory.copies import INTO_SLOT, OUT_OF_SLOT, CopyMeter
+from h3kv.tiers.slots import SlotRoom
 
 
 def count_units(layout: SlabLayout, capacity_bytes: int, *, tier: Tier) -> int:
@@ -42,17 +42,17 @@ class SlabStore:
     Args:
         layout: sizes of blocks.
         memory: uint8, all slots, on the tier's device. Gone from here after `close`.
-        table: where generations are kept, one entry for each block.
+        slots: hands out the room in it.
         tier: of the store.
     """
 
-    def __init__(self, layout: SlabLayout, memory: Tensor, table: SlotTableView, *, tier: Tier) -> None:
+    def __init__(self, layout: SlabLayout, memory: Tensor, slots: SlotRoom, *, tier: Tier) -> None:
         self.tier = tier
         self._layout = layout
         self._memory: Tensor | None = memory
         self._address = memory.data_ptr()
         self._capacity_bytes = memory.numel()
-        self._slots: SlotTable | None = SlotTable(tier, table)
+        self._slots: SlotRoom | None = slots
         self._visible: dict[SlabKey, SlotHandle] = {}
         self._in_flight: dict[SlabKey, Move] = {}
         # Every submitted slab by its slot's offset: those in flight and those visible.
@@ -61,6 +61,8 @@ class SlabStore:
         self._ended: list[Move | Fetch] = []
         self._moves_total = 0
         self._bytes_moved_total = 0
+        self.copies = CopyMeter()
+        """Bytes that `submit` copied."""
 
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`."""
@@ -158,7 +160,7 @@ class SlabStore:
             raise self._closed()
         return self._memory
 
-    def _open_slots(self) -> SlotTable:
+    def _open_slots(self) -> SlotRoom:
         if self._slots is None:
             raise self._closed()
         return self._slots
@@ -208,6 +210,7 @@ class SlabStore:
 
     def _copy_in(self, source: memoryview, target: SlotHandle) -> None:
         room = self._room(target, source.nbytes)
+        self.copies.count(INTO_SLOT, source.nbytes)
         if room.device.type == "cpu":
             room.numpy()[:] = np.frombuffer(source, dtype=np.uint8)
         else:
@@ -215,6 +218,7 @@ class SlabStore:
 
     def _copy_out(self, fetch: Fetch) -> None:
         room = self._room(fetch.source, fetch.target.nbytes, offset_bytes=fetch.offset_bytes)
+        self.copies.count(OUT_OF_SLOT, fetch.target.nbytes)
         if room.device.type == "cpu":
             np.frombuffer(fetch.target, dtype=np.uint8)[:] = room.numpy()
         else:

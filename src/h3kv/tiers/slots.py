@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from h3kv.core.errors import StaleHandleError
 from h3kv.core.types import SlotHandle, Tier
 from h3kv.memory.buddy import UNIT_BLOCKS, BuddyAllocator, extent_class
 from h3kv.memory.region_format import SlotTableView
+
+
+class SlotRoom(Protocol):
+    """Hands out slots: `SlotTable` in a table of its own, `LeasedRoom` in units that it leased of a shared one."""
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that slots hold now, rounding to classes included."""
+        ...
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no slot holds. They may lie apart."""
+        ...
+
+    def reserve(self, blocks: Sequence[int]) -> list[SlotHandle] | None:
+        """One slot for each size, or None when not all of them fit; then nothing was taken."""
+        ...
+
+    def validate(self, handle: SlotHandle) -> None:
+        """Raise StaleHandleError unless the handle owns its slot now."""
+        ...
+
+    def release(self, handles: Sequence[SlotHandle]) -> None:
+        """Give slots back, all or none: StaleHandleError when a handle does not own its slot, or comes twice."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Assert that every block is free or belongs to exactly one slot."""
+        ...
 
 
 class SlotTable:

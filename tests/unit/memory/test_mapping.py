@@ -66,3 +66,39 @@ def test_bad_descriptor_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         Mapping(mmap.PAGESIZE, fd=10_000)
     assert len(mapped_ranges()) == before
+
+
+ADDRESS = 0x4F00_0000_0000
+"""In the last window of shared regions."""
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_mapping_lies_at_the_address_that_was_asked_for_or_nowhere(is_shared: bool) -> None:
+    fd = None
+    if is_shared:
+        fd = os.memfd_create("test")
+        os.ftruncate(fd, HUGE_PAGE_BYTES)
+    before = len(mapped_ranges())
+    mapping = Mapping(HUGE_PAGE_BYTES, fd=fd, address=ADDRESS)
+    assert mapping.address == ADDRESS
+    mapping.view()[-1] = 3
+    with pytest.raises(FileExistsError):
+        Mapping(HUGE_PAGE_BYTES, fd=fd, address=ADDRESS)
+    with pytest.raises(FileExistsError):
+        Mapping(2 * HUGE_PAGE_BYTES, fd=None, address=ADDRESS - HUGE_PAGE_BYTES)
+    assert mapping.view()[-1] == 3
+    assert mapping.can_pin()
+    del mapping
+    gc.collect()
+    assert not is_mapped(ADDRESS)
+    if fd is not None:
+        os.close(fd)
+    assert len(mapped_ranges()) == before
+
+
+def test_memory_that_the_kernel_cannot_reach_is_told_apart() -> None:
+    """A file that ends before its mapping has no pages to be reached."""
+    fd = os.memfd_create("test")
+    mapping = Mapping(mmap.PAGESIZE, fd=fd)
+    assert not mapping.can_pin()
+    os.close(fd)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from h3kv.core.errors import HostMemoryError, StoreFormatError
-from h3kv.machine import HugePages, detect_huge_pages
+from h3kv.core.errors import HostMemoryError, RegionAddressError, StoreFormatError
+from h3kv.machine import HugePages, detect_huge_pages, dma_heaps
 from h3kv.memory.mapping import HUGE_PAGE_BYTES
-from h3kv.memory.region import Region, RegionKind
-from h3kv.memory.region_format import SEALS, TABLE_OFFSET, RegionGeometry, pack_header
+from h3kv.memory.region import SHARED_KINDS, Region, RegionKind
+from h3kv.memory.region_format import SEALS, TABLE_OFFSET, OpaqueGeometry, RegionGeometry, RegionIdentity, pack_header
 
 GEOMETRY = RegionGeometry(block_bytes=8192, blocks=32)
+TOKEN = bytes(range(16))
+IDENTITY = RegionIdentity(1, "host", TOKEN)
 NONE = HugePages(free_pages=0, shared=False, private=False)
 ALL = (RegionKind.HUGETLB, RegionKind.MEMFD, RegionKind.ANONYMOUS)
 
@@ -174,20 +176,21 @@ def crafted(content: bytes, *, size_bytes: int = GEOMETRY.size_bytes, seals: int
     return fd
 
 
-def header(
-    *, version: int = 1, size: int | None = None, block: int = 8192, blocks: int = 32, data: int | None = None
-) -> bytes:
+def header(**changes: object) -> bytes:
     """A header with a valid crc and any contents."""
-    packed = struct.pack(
-        "<8sIIQQQQ",
-        b"H3REGION",
-        version,
-        0,
-        GEOMETRY.size_bytes if size is None else size,
-        block,
-        blocks,
-        GEOMETRY.data_offset if data is None else data,
-    )
+    fields: dict[str, object] = {
+        "version": 2,
+        "id": 0,
+        "size": GEOMETRY.size_bytes,
+        "block": 8192,
+        "blocks": 32,
+        "data": GEOMETRY.data_offset,
+        "data_bytes": GEOMETRY.data_bytes,
+        "address": 0,
+        "purpose": b"",
+        "token": b"",
+    }
+    packed = struct.pack("<8sIIQQQQQQ16s16s", b"H3REGION", *(fields | changes).values())
     return packed + struct.pack("<I", zlib.crc32(packed))
 
 
@@ -200,7 +203,7 @@ def flipped(content: bytes, at: int) -> bytes:
     [
         (lambda: crafted(b""), "does not begin as a region does"),
         (lambda: crafted(b"H3", size_bytes=2), "does not begin as a region does"),
-        (lambda: crafted(header(version=2)), "version 2, not 1"),
+        (lambda: crafted(header(version=1)), "version 1, not 2"),
         (lambda: crafted(header(size=GEOMETRY.size_bytes + 4096)), "damaged"),
         (lambda: crafted(header(), size_bytes=2 * GEOMETRY.size_bytes), "damaged"),
         (lambda: crafted(header(), size_bytes=4096), "damaged"),
@@ -211,6 +214,16 @@ def flipped(content: bytes, at: int) -> bytes:
         (lambda: crafted(header(blocks=31)), "damaged"),
         (lambda: crafted(header(blocks=1 << 60)), "damaged"),
         (lambda: crafted(header(data=0)), "damaged"),
+        (lambda: crafted(header(id=1)), "damaged"),
+        (lambda: crafted(header(data_bytes=4096)), "damaged"),
+        (lambda: crafted(header(block=0, blocks=0)), "damaged"),
+        (lambda: crafted(header(block=0, blocks=0, data=4096, data_bytes=0)), "damaged"),
+        (lambda: crafted(header(address=0x7000_0000_0000)), "damaged"),
+        (lambda: crafted(header(id=1, address=IDENTITY.address, token=TOKEN)), "damaged"),
+        (lambda: crafted(header(id=1, address=IDENTITY.address, token=TOKEN, purpose=b"a b")), "damaged"),
+        (lambda: crafted(header(id=1, address=IDENTITY.address, token=TOKEN, purpose=b"\xff")), "damaged"),
+        (lambda: crafted(header(id=2, address=IDENTITY.address, token=TOKEN, purpose=b"host")), "damaged"),
+        (lambda: crafted(header(id=99, address=IDENTITY.address, token=TOKEN, purpose=b"host")), "damaged"),
         (lambda: crafted(header(), seals=0), "not sealed"),
         (lambda: crafted(header(), seals=fcntl.F_SEAL_GROW), "not sealed"),
         (lambda: os.open("/dev/null", os.O_RDONLY), "pass a descriptor of one"),
@@ -245,4 +258,66 @@ def test_malformed_slot_table_is_refused(slots: dict[int, int]) -> None:
     with pytest.raises(StoreFormatError, match="slot table"):
         Region.attach(region.fd)
     assert open_descriptors() == before
+    region.close()
+
+
+def test_slot_table_with_a_holder_inside_of_a_unit_is_refused() -> None:
+    region = Region.create(GEOMETRY, huge_pages=NONE)
+    region.table["holder"][16] = 3
+    assert region.fd is not None
+    Region.attach(region.fd).close()
+    region.table["holder"][17] = 3
+    with pytest.raises(StoreFormatError, match="holders inside"):
+        Region.attach(region.fd)
+    region.close()
+
+
+def test_shared_region_lies_at_the_address_of_its_number_and_says_what_it_is() -> None:
+    region = Region.create(GEOMETRY, identity=IDENTITY, kinds=SHARED_KINDS, huge_pages=NONE)
+    assert region.address == IDENTITY.address == 0x3100_0000_0000
+    assert region.identity == IDENTITY
+    assert region.fd is not None
+    region.slots[:3] = b"abc"
+    kept = os.dup(region.fd)
+    with pytest.raises(RegionAddressError, match="must lie at 0x310000000000"):
+        Region.attach(kept)
+    with pytest.raises(RegionAddressError, match="must lie at 0x310000000000"):
+        Region.create(GEOMETRY, identity=IDENTITY, huge_pages=NONE)
+    region.close()
+    gc.collect()
+    attached = Region.attach(kept)
+    os.close(kept)
+    assert (attached.address, attached.identity) == (IDENTITY.address, IDENTITY)
+    assert bytes(attached.slots[:3]) == b"abc"
+    attached.close()
+
+
+def test_region_without_slots_holds_data_of_any_form() -> None:
+    geometry = OpaqueGeometry(data_bytes=8192)
+    region = Region.create(geometry, identity=RegionIdentity(3, "table", TOKEN), huge_pages=NONE)
+    assert region.slots.nbytes == 8192
+    assert region.data.data_ptr() == region.address + 4096
+    region.slots[-1] = 9
+    kept = os.dup(region.fd or -1)
+    region.close()
+    gc.collect()
+    attached = Region.attach(kept)
+    os.close(kept)
+    assert attached.geometry == geometry
+    assert attached.slots[-1] == 9
+    attached.close()
+
+
+def test_reason_names_every_better_kind_that_was_not_had() -> None:
+    if dma_heaps():
+        pytest.skip("this machine has a DMA heap")
+    region = Region.create(GEOMETRY, kinds=SHARED_KINDS, huge_pages=NONE)
+    assert region.kind is RegionKind.MEMFD
+    assert region.can_register
+    assert region.fallback_reason is not None
+    assert [part.split(":")[0][:24] for part in region.fallback_reason.split("; ")] == [
+        "there is no DMA heap of ",
+        "1 huge pages of 2 MiB ar",
+        "the kernel gives shared ",
+    ]
     region.close()

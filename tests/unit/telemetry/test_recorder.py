@@ -3,7 +3,8 @@ import re
 import pytest
 
 from h3kv.telemetry import names
-from h3kv.telemetry.names import METRICS, Kind
+from h3kv.telemetry.metric import Kind
+from h3kv.telemetry.names import METRICS
 from h3kv.telemetry.recorder import Recorder
 
 

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from h3kv.core.errors import AddressInUseError, ConfigError
+from h3kv.telemetry.metric import Service
 from h3kv.telemetry.metrics_page import MetricsPage
 
 PATH: Final = "/metrics"
@@ -20,6 +21,18 @@ CONNECTIONS_MAX: Final = 16
 """At a time; further ones are closed at once. A scraper needs one, and people who look another."""
 IDLE_S: Final = 5.0
 """For which a connection may say nothing."""
+STOP_POLL_S: Final = 0.1
+"""After which the server notices that it should stop."""
+
+DEFAULT_PORTS: Final = {
+    Service.GATEWAY: 9401,
+    Service.GPU_WORKER: 9402,
+    Service.NVME_IO: 9403,
+    Service.ANN_OFFLOAD: 9404,
+    Service.MIGRATION_CONTROLLER: 9405,
+}
+"""Where each service serves its metrics unless it is told otherwise, and where `deploy/prometheus` asks. They differ:
+the processes of a pod share one address."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +106,9 @@ class MetricsServer:
         except OSError as error:
             message = f"metrics cannot be served at {place} ({error}): end what serves there, or set metrics.port"
             raise AddressInUseError(message, address=place) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_POLL_S,), name="metrics", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

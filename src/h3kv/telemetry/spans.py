@@ -16,6 +16,8 @@
       nvme_io.relay
         gpu_worker.move
           nvme_io.move
+
+A span stands below its parent. Some have several: a move, for example, has a request or a command behind it.
 """
 
 from __future__ import annotations

@@ -111,15 +111,23 @@ bool Engine::read_orders(Flight& flight) {
 void Engine::publish(Flight& flight) {
   std::vector<Result>& finished = flight.finished();
   bool is_awaited;
+  Bell* bell;
   {
     const std::lock_guard lock(mutex_);
     results_.insert(results_.end(), finished.begin(), finished.end());
     outstanding_ -= finished.size();
     statistics_ = flight.statistics();
+    bell = finished.empty() ? nullptr : bell_;
     is_awaited = waiters_ > 0 && !finished.empty() && (results_.size() >= awaited_ || outstanding_ == 0);
   }
   finished.clear();
   if (is_awaited) changed_.notify_all();
+  if (bell != nullptr) bell->ring();
+}
+
+void Engine::set_bell(Bell* bell) {
+  const std::lock_guard lock(mutex_);
+  bell_ = bell;
 }
 
 bool Engine::submit(const Op* ops, std::size_t count) {

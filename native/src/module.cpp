@@ -15,8 +15,10 @@
 #include "h3/transform.hpp"
 #include "module_io.hpp"
 #include "module_mailbox.hpp"
+#include "module_offload.hpp"
 #include "module_pages.hpp"
 #include "module_retrieve.hpp"
+#include "module_ring.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -118,6 +120,8 @@ NB_MODULE(_native, m) {
   m.def("read_all", &read_all, Released());
   bind_io(m);
   bind_mailbox(m);
+  bind_offload(m);
   bind_pages(m);
   bind_retrieve(m);
+  bind_ring(m);
 }

@@ -108,6 +108,7 @@ void bind_io(nb::module_& m) {
         return e.poll(reinterpret_cast<h3::io::Result*>(results), capacity);
       })
       .def("wait", &Engine::wait, Released())
+      .def("set_bell", [](Engine& e, Address bell) { e.set_bell(reinterpret_cast<h3::Bell*>(bell)); })
       .def("cancel_all", &Engine::cancel_all, Released())
       .def("close", &Engine::close, Released())
       .def("statistics", &statistics)

@@ -139,6 +139,7 @@ class Retrieval:
         q: int,
         segments: int,
         lse: int,
+        totals: int,
         kv_heads: int,
         head_dim: int,
         split_keys: bool,
@@ -170,6 +171,22 @@ class Retrieval:
     ) -> tuple[int, int]:
         """Gives back how many clusters were read, and how many pages hold them."""
 
+    def run(
+        self,
+        budget: int,
+        shortlist_share: float,
+        exact_out: int,
+        exact_lse: int,
+        out: int,
+        out_lse: int,
+        read_lse: int,
+        /,
+    ) -> tuple[int, int, int]:
+        """Gives back how many clusters there are, how many were read, and how many pages hold these. Scores and choices
+        are kept nowhere: `lse` and `totals` may be 0.
+        """
+
+def all_in_memory(segments: int, count: int, /) -> bool: ...
 def crc32c_methods() -> list[str]:
     """Ways to compute checksums that this processor has, slowest first: portable, sse42, vpclmul."""
 
@@ -205,6 +222,9 @@ class IoEngine:
     def outstanding(self) -> int: ...
     def poll(self, results: int, capacity: int, /) -> int: ...
     def wait(self, timeout_ns: int, count: int, /) -> None: ...
+    def set_bell(self, bell: int, /) -> None:
+        """See `h3::io::Engine::set_bell`."""
+
     def cancel_all(self) -> None: ...
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
@@ -268,7 +288,6 @@ class PageCache:
     def give_back_taken(self, found: tuple[int, int, int, int], /) -> None: ...
     def read_ahead(self, keys: int, count: int, room: int, reads: int, segments: int, /) -> tuple[int, int]: ...
     def end(self, tags: int, count: int, well: bool, ticket: int, /) -> int: ...
-    def spare(self, tags: int, count: int, /) -> None: ...
     def give_back(self, slots: int, count: int, /) -> None: ...
     def loading(self, slots: int, count: int, /) -> int: ...
     def states(self, slots: int, count: int, states: int, /) -> None: ...
@@ -332,3 +351,89 @@ class MailboxWorker:
 
     def take(self, deadline_ns: int, /) -> tuple[int, int, int, int, bytes | None]: ...
     def reply(self, word: int, payload: bytes, /) -> int: ...
+
+RING_HEADER_BYTES: int
+RECORD_HEADER_BYTES: int
+
+def bell_signal(bell: int, /) -> int:
+    """What `bell_wait` compares with."""
+
+def bell_ring(bell: int, /) -> None:
+    """See `record_ring.hpp`."""
+
+def bell_wait(bell: int, seen: int, timeout_ns: int, spin_ns: int, /) -> None:
+    """Waits 0.1 s at most, so that an interrupt is heard."""
+
+def ring_clear(ring: int, /) -> None:
+    """Both positions at 0: before either side is made."""
+
+def lz4_decode(source: int, source_size: int, target: int, target_size: int, /) -> bool:
+    """See `lz4_decode.hpp`."""
+
+class RecordRing:
+    """See `record_ring.hpp`. `capacity` is a power of two."""
+
+    def __init__(self, memory: int, capacity: int, record_bytes_max: int, /) -> None: ...
+    def room(self) -> int:
+        """Bytes of the longest payload that `push` takes now."""
+
+    def push(self, payload: bytes, /) -> bool:
+        """False: there is no room. ValueError: the reader's position cannot be."""
+
+    def pop(self) -> bytes | None:
+        """None: there is none. ValueError: what was written is no record."""
+
+OFFLOAD_JOBS_MAX: Final[int]
+OFFLOAD_HELPERS_MAX: Final[int]
+
+def job_board_bytes(jobs: int, job_bytes: int, /) -> int:
+    """Of a board with room for so many jobs; 0 where the numbers are not valid."""
+
+class JobBoard:
+    """See `offload.hpp`."""
+
+    @staticmethod
+    def open(address: int, size_bytes: int, jobs: int, job_bytes: int, /) -> JobBoard:
+        """Raises ValueError."""
+
+    @staticmethod
+    def attach(address: int, size_bytes: int, /) -> JobBoard:
+        """Raises ValueError."""
+
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def job_bytes(self) -> int: ...
+    def next_helper(self) -> int: ...
+
+class OffloadCaller:
+    """See `offload.hpp`. `call` are the arguments of `attend`; counts are `h3::OffloadCounts`."""
+
+    def __init__(
+        self, board: JobBoard, mailbox: Mailbox, member: tuple[int, int], shared: tuple[int, int], /
+    ) -> None: ...
+    def attend(self, trace: bytes, call: tuple[int | float, ...], /) -> None: ...
+    def join(self, helper: int, /) -> None: ...
+    def bury(self, helper: int, /) -> None: ...
+    def bury_earlier(self) -> None: ...
+    def counts(self) -> list[int]: ...
+    def helpers(self) -> int: ...
+    def quarantined(self) -> int: ...
+
+class OffloadHelper:
+    """See `offload.hpp`. Counts are `h3::HelperCounts`."""
+
+    def __init__(
+        self,
+        board: JobBoard,
+        mailbox: Mailbox,
+        member: tuple[int, int],
+        helper: int,
+        ranges: Sequence[tuple[int, int]],
+        spin_ns: int,
+        /,
+    ) -> None: ...
+    def serve(self, deadline_ns: int, /) -> tuple[int, bytes | None, int, int, int, int]:
+        """Result, and what was done for a job that is traced: context, begin, end, units, bytes."""
+
+    def counts(self) -> list[int]: ...

@@ -11,6 +11,7 @@ Shapes: B rows of the batch, T tokens of a step, H query heads, K KV heads, D he
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,8 +30,18 @@ from h3kv.core.types import StoreStatistics, Tier
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.sequence_pool import Caps, SequencePool
 
+_OPEN: Final[weakref.WeakSet[KvCache]] = weakref.WeakSet()
+
 CAP_OF: Final = {Tier.DEVICE: "device_bytes", Tier.HOST: "host_bytes", Tier.NVME: "store_bytes"}
 """The cap of each tier, as `create` calls it."""
+
+
+def force_evict_cold() -> int:
+    """The same for every cache that is open in this process: see `KvCache.force_evict_cold`. For their thread.
+
+    A node of processes does it when `h3 evict --cold` asks.
+    """
+    return sum(cache.force_evict_cold() for cache in list(_OPEN))
 
 
 class KvCache:
@@ -53,6 +64,7 @@ class KvCache:
         self._due = 0
         self._staged_k_BKTD: Tensor | None = None
         self._is_closed = False
+        _OPEN.add(self)
 
     @property
     def layout(self) -> CacheLayout:
@@ -180,6 +192,19 @@ class KvCache:
         """Occupancy of each tier."""
         return self._pool.statistics()
 
+    def force_evict_cold(self) -> int:
+        """Move what lies outside the windows from main memory to the store, now, between two steps.
+
+        Returns:
+            Bytes of main memory that became free: 0 without a store, and for what it cannot take. What went is read
+            from the store when attention wants it; results stay the same.
+
+        Raises:
+            TierClosedError: after `close`.
+        """
+        self.check_open()
+        return self._pool.evict_cold()
+
     def check_integrity(self) -> None:
         """Assert that all room belongs to rows."""
         self._pool.check_integrity()
@@ -188,6 +213,7 @@ class KvCache:
         """Give everything back. Calling it again does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            _OPEN.discard(self)
             self._close_rows()
             self._pool.close()
 

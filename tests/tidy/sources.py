@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {".git", ".venv", "build", "dist", "__pycache__"}
 """Folders that nobody writes by hand. Others that begin with a dot and end with `_cache` belong here too."""
 
+SHIPPED = ("src", "services")
+
 API = ROOT / "src/h3kv/api"
 """Written by tools/genproto.py."""
 
@@ -38,9 +40,16 @@ def shown(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
+def shipped(*suffixes: str) -> Iterator[Path]:
+    """Files of what runs in production: the library and the services."""
+    for folder in SHIPPED:
+        yield from files(*suffixes, under=folder)
+
+
 def module_name(file: Path) -> str:
     """`src/h3kv/core/types.py` is `h3kv.core.types`; a package is named by its folder."""
-    parts = file.relative_to(ROOT / "src").with_suffix("").parts
+    below = ROOT / "src" if file.is_relative_to(ROOT / "src") else ROOT
+    parts = file.relative_to(below).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -2,7 +2,7 @@ import ast
 
 from h3kv.telemetry import names
 
-from .sources import ROOT, dotted, files, parsed
+from .sources import ROOT, dotted, parsed, shipped
 
 
 def constants() -> dict[str, str]:
@@ -17,7 +17,7 @@ def test_every_name_is_declared_and_every_declared_metric_has_a_name() -> None:
 def test_every_metric_is_emitted() -> None:
     used = {
         dotted(node).removeprefix("names.")
-        for file in files(".py", under="src")
+        for file in shipped(".py")
         if file.name != "names.py"
         for node in ast.walk(parsed(file))
         if isinstance(node, ast.Attribute)

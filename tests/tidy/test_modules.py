@@ -4,7 +4,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from .sources import ROOT, files, imports, module_name, parsed, shown
+from .sources import ROOT, files, imports, module_name, parsed, shipped, shown
 
 ENTRY_POINTS = {"h3kv", "h3kv.__main__", "h3kv.cli", "h3kv.node", "h3kv.h3_attention", "h3kv.h3_kv_cache", "h3kv.hf"}
 """Front doors: users import or run them."""
@@ -15,7 +15,7 @@ ORACLES = {"h3kv.attention.reference"}
 EXTRAS = re.compile(r"/h3kv/(?:bench|hf|testing)/")
 """What needs the optional requirements."""
 
-SERVICES = re.compile(r"/h3kv/(?:cli|engine|telemetry)/")
+SERVICES = re.compile(r"/h3kv/(?:cli|directory|telemetry|testing)/|/services/")
 """What may use the requirements of the processes."""
 
 MODULE_OF = {
@@ -36,7 +36,7 @@ MODULE_OF = {
 
 
 def test_every_module_is_imported_by_another() -> None:
-    modules = {module_name(file): file for file in files(".py", under="src")}
+    modules = {module_name(file): file for file in shipped(".py")}
     imported: dict[str, set[str]] = {}
     for file in files(".py"):
         for name in imports(file):
@@ -51,7 +51,7 @@ def test_every_module_is_imported_by_another() -> None:
 
 def is_entry_point(name: str, file: Path) -> bool:
     """Packages, front doors, and what another interpreter runs as a program."""
-    return file.name == "__init__.py" or name in ENTRY_POINTS or "/bench/peers/" in file.as_posix()
+    return file.name in {"__init__.py", "__main__.py"} or name in ENTRY_POINTS or "/bench/peers/" in file.as_posix()
 
 
 def users(importers: set[str], name: str, file: Path) -> set[str]:
@@ -62,12 +62,12 @@ def users(importers: set[str], name: str, file: Path) -> set[str]:
 
 
 def test_packages_say_what_they_are() -> None:
-    silent = [shown(file) for file in files("__init__.py", under="src") if ast.get_docstring(parsed(file)) is None]
+    silent = [shown(file) for file in shipped("__init__.py") if ast.get_docstring(parsed(file)) is None]
     assert silent == []
 
 
 def test_listed_names_exist_and_package_fronts_list_all_they_give() -> None:
-    for file in files(".py", under="src"):
+    for file in shipped(".py"):
         given, listed = public_names(file), listed_names(file)
         if listed is None:
             assert file.name != "__init__.py" or not given, f"{shown(file)} lacks __all__ for {sorted(given)}"
@@ -104,10 +104,10 @@ def listed_names(file: Path) -> list[str] | None:
 
 def test_declared_requirements_are_used_and_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    used = {name.split(".")[0] for file in files(".py", under="src") for name in imports(file)}
+    used = {name.split(".")[0] for file in shipped(".py") for name in imports(file)}
     pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     pinned = {normal(name) for name in pinned}
-    for requirement in project["dependencies"]:
+    for requirement in project["dependencies"] + project["optional-dependencies"]["services"]:
         name = bare(requirement)
         assert MODULE_OF.get(name, name) in used, f"{name} is required, but nothing imports it"
     for requirement in sum(project["optional-dependencies"].values(), project["dependencies"]):
@@ -117,13 +117,13 @@ def test_declared_requirements_are_used_and_pinned() -> None:
 def test_imported_distributions_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {MODULE_OF.get(bare(text), bare(text)) for text in project["dependencies"]}
-    for file in files(".py", under="src"):
+    for file in shipped(".py"):
         if "/bench/peers/" in file.as_posix():
             continue  # Runs in an interpreter of its own, where the peer is installed.
         allowed = declared | ({"transformers"} if EXTRAS.search(file.as_posix()) else set())
         if SERVICES.search(file.as_posix()):
             allowed |= {MODULE_OF.get(bare(text), bare(text)) for text in project["optional-dependencies"]["services"]}
-        top = {name.split(".")[0] for name in imports(file)} - {"h3kv"} - sys.stdlib_module_names
+        top = {name.split(".")[0] for name in imports(file)} - {"h3kv", "services"} - sys.stdlib_module_names
         assert top <= allowed, f"{shown(file)} imports {sorted(top - allowed)}"
 
 

@@ -1,6 +1,6 @@
 import ast
 
-from .sources import files, parsed, shown
+from .sources import files, parsed, shipped, shown
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
@@ -33,7 +33,7 @@ def test_functions_fit_a_screen() -> None:
 def test_functions_take_four_positional_arguments_at_most() -> None:
     many = [
         f"{shown(file)}:{node.lineno} {node.name}"
-        for file in files(".py", under="src")
+        for file in shipped(".py")
         for node in ast.walk(parsed(file))
         if isinstance(node, FUNCTIONS) and positional(node) > POSITIONAL_MAX and not is_called_by_a_library(node)
     ]

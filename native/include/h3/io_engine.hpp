@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "h3/io_flight.hpp"
+#include "h3/record_ring.hpp"
 
 namespace h3::io {
 
@@ -35,6 +36,8 @@ class Engine {
   std::size_t poll(Result* out, std::size_t capacity);
   // Returns when `count` results can be polled, or all that are still to come, or the time is over.
   void wait(std::uint64_t timeout_ns, std::size_t count);
+  // Rings whenever results were added, for a caller that waits for other things besides. It stays valid until `close`.
+  void set_bell(Bell* bell);
   // Ends what can be ended. Each op still gets its result.
   void cancel_all();
   // Drops what the kernel was not given yet, waits for the rest, and gives back all that the kernel gave: threads, ring,
@@ -76,6 +79,7 @@ class Engine {
   std::size_t outstanding_ = 0;  // submitted, result not published yet
   std::size_t awaited_ = 0;      // results that the least demanding waiter wants; 0 without one
   int waiters_ = 0;
+  Bell* bell_ = nullptr;
   Statistics statistics_{};
 
   // Set before the thread sleeps, and before it looks for orders a last time: whoever gives orders and finds it set wakes.

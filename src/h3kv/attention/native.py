@@ -19,6 +19,7 @@ from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import PageLayout, SlabLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
+from h3kv.core.ports import AttendCall, Offload
 from h3kv.core.types import DType, Encoding
 
 PAGE_DTYPE: Final = np.dtype(
@@ -72,6 +73,18 @@ class RunOffsets:
             return np.array(rows, dtype=np.uint64).reshape(slab.kv_heads, len(blocks))
 
         return cls(each(slab.page_offset), each(slab.plane_offset), each(slab.residue_offset))
+
+
+class LocalThreads:
+    """Satisfies `core.ports.Offload` by the threads of this process alone."""
+
+    def attend(self, call: AttendCall) -> None:
+        """See `Offload.attend`."""
+        _native.attend(*call)
+
+
+LOCAL: Final = LocalThreads()
+"""Who computes where nobody else is named."""
 
 
 def append(k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int) -> None:
@@ -153,6 +166,7 @@ def attend(
     scale: float | None = None,
     out_dtype: torch.dtype = torch.float32,
     threads: int | None = None,
+    offload: Offload = LOCAL,
 ) -> Part:
     """Attention of T query tokens over the tokens of all pages; head h reads KV head h // (H / K).
 
@@ -163,6 +177,7 @@ def attend(
         scale: of the scores, above 0; None: 1 / sqrt(D).
         out_dtype: of the output. The log-sum-exp is always fp32.
         threads: None: torch's number. The result does not depend on it.
+        offload: who computes. The result does not depend on it.
 
     Returns:
         A new part; rows that see no token are zero, with -inf.
@@ -173,7 +188,14 @@ def attend(
     Cost: reads every page once for up to 32 query rows a KV head, allocates the result.
     """
     whole = Attention(
-        q_THD, pages_KN, layout=layout, position=position, scale=scale, out_dtype=out_dtype, threads=threads
+        q_THD,
+        pages_KN,
+        layout=layout,
+        position=position,
+        scale=scale,
+        out_dtype=out_dtype,
+        threads=threads,
+        offload=offload,
     )
     return whole.run(pages_KN.shape[1])
 
@@ -194,6 +216,7 @@ class Attention:
         scale: float | None = None,
         out_dtype: torch.dtype = torch.float32,
         threads: int | None = None,
+        offload: Offload = LOCAL,
     ) -> None:
         kv_heads = pages_KN.shape[0]
         heads, head_dim = q_THD.shape[1:]
@@ -215,6 +238,7 @@ class Attention:
         self._position = position
         self._scale = head_dim**-0.5 if scale is None else scale
         self._threads = torch.get_num_threads() if threads is None else threads
+        self._offload = offload
         self._part = Part(torch.empty(q_THD.shape, dtype=out_dtype), torch.empty(q_THD.shape[:2], dtype=torch.float32))
         self._state: Tensor | None = None
         self._done = 0
@@ -246,27 +270,29 @@ class Attention:
             floats = _native.attend_state_floats(tokens, heads, kv_heads, head_dim, pages)
             self._state = torch.empty(floats, dtype=torch.float32)
         part = self._part
-        _native.attend(
-            self._q_THD.data_ptr(),
-            part.out_THD.data_ptr(),
-            part.lse_TH.data_ptr(),
-            self._pages_KN.ctypes.data,
-            self._pages_KN.strides[0] // PAGE_DTYPE.itemsize,
-            CODES[self._q_THD.dtype],
-            CODES[part.out_THD.dtype],
-            *self._page_codes,
-            tokens,
-            heads,
-            kv_heads,
-            head_dim,
-            pages,
-            self._position,
-            self._scale,
-            self._threads,
-            self._done,
-            end,
-            0 if self._state is None else self._state.data_ptr(),
+        call = AttendCall(
+            q=self._q_THD.data_ptr(),
+            out=part.out_THD.data_ptr(),
+            lse=part.lse_TH.data_ptr(),
+            pages=self._pages_KN.ctypes.data,
+            pages_stride=self._pages_KN.strides[0] // PAGE_DTYPE.itemsize,
+            q_dtype=CODES[self._q_THD.dtype],
+            out_dtype=CODES[part.out_THD.dtype],
+            page_dtype=self._page_codes[0],
+            encoding=self._page_codes[1],
+            tokens=tokens,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_count=pages,
+            position=self._position,
+            scale=self._scale,
+            threads=self._threads,
+            page_first=self._done,
+            page_last=end,
+            state=0 if self._state is None else self._state.data_ptr(),
         )
+        self._offload.attend(call)
         self._done = end
         return part
 

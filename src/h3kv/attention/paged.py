@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention import native
-from h3kv.attention.page_table import LEAD, ColdRun, IndexedSegments, PageRun, PageTable
+from h3kv.attention.page_table import ColdRun, IndexedSegments, PageRun, PageTable
 from h3kv.attention.parts import Part, merge
+from h3kv.attention.recall import RecallSample
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.attention.retriever import PageSource, Query, retrieve
 from h3kv.core.layout import CacheLayout, PageLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS
+from h3kv.core.ports import Offload
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import SlabKey
 
@@ -84,6 +86,8 @@ class PagedCache:
         pages: room of the page table to begin with, in blocks.
         source: gives what lies on NVMe; None where nothing ever does.
         window_tokens: newest tokens that are always attended to exactly.
+        recall_sample: receives what retrieval caught; shared with other sequences. Its own where None.
+        offload: who attends to what is not on the device.
     """
 
     def __init__(
@@ -94,15 +98,25 @@ class PagedCache:
         pages: int,
         source: SlabSource | None = None,
         window_tokens: int = 0,
+        recall_sample: RecallSample | None = None,
+        offload: Offload = native.LOCAL,
     ) -> None:
         self._kernels = kernels
         self._is_native = kernels is native
         self._layout = layout
         self._source = source
         self._window_tokens = window_tokens
+        self._offload = offload
         self._table = PageTable(layout, pages=pages, is_native=self._is_native)
         self._tokens = 0
         self._steps = 0
+        self._recall_sample = RecallSample() if recall_sample is None else recall_sample
+        self._recall_turn = self._recall_sample.open_turn()
+        # The step whose recall is measured, and in which layer.
+        self._recalled: tuple[int, int | None] | None = None
+        self.are_rows_apart = False
+        """Whether each row of a chunk is attended for itself, with the numbers that it has as a token of an answer.
+        For measuring: rows that share the codes of a page read all bits of the values, and cost less."""
         self.retrieval: RetrievalSetting | None = None
         """How the next chunks choose what they read, each of their rows for itself; None: they read everything."""
         self.page_source: PageSource | None = None
@@ -129,10 +143,8 @@ class PagedCache:
         """Slabs that the next chunk takes from the source, in the order in which it does."""
         slabs = []
         for layer in range(self._layout.layers):
-            runs = self._table.cold_runs(layer)
             indexed = self._indexed(layer)
-            if indexed:
-                runs = [run for run in runs if indexed.others_N[self._table.column(run.start)]]
+            runs = self._table.cold_runs(layer) if indexed is None else indexed.cold_L[layer]
             slabs += [SlabKey(run.segment, layer) for run in runs]
         return slabs
 
@@ -173,8 +185,8 @@ class PagedCache:
         query = Query(q_QHD.contiguous(), self._tokens + len(k_TKD) - len(q_QHD), scale)
         indexed = self._indexed(layer)
         if not indexed or self.retrieval is None:
-            return self._attend_pages(layer, query, None, dtype=q_QHD.dtype).out_THD
-        exact = self._attend_pages(layer, query, indexed.others_N, dtype=torch.float32)
+            return self._attend_rows(layer, query, indexed=None, dtype=q_QHD.dtype).out_THD
+        exact = self._attend_rows(layer, query, indexed=indexed, dtype=torch.float32)
         self.meter.exact_tokens += self._exact_tokens(layer, indexed, len(q_QHD))
         retrieved = retrieve(
             query,
@@ -188,8 +200,10 @@ class PagedCache:
         )
         if self._measures_recall(layer, self.retrieval):
             # Of all attention, what is in the tokens that were read.
-            whole = self._attend_pages(layer, query, None, dtype=torch.float32)
-            self.meter.add_recall((retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0))
+            whole = self._attend_rows(layer, query, indexed=None, dtype=torch.float32)
+            share_QH = (retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0)
+            self.meter.add_recall(share_QH)
+            self._recall_sample.record(layer, float(share_QH.mean()))
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
     def append(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
@@ -212,17 +226,16 @@ class PagedCache:
         start = 0
         for run in self._table.cold_runs(layer):
             assert self._source is not None, "there is no source for what is not in memory"
-            first, end = run.start - LEAD, run.end - LEAD
-            if first > start:
-                yield table_KN[:, start:first]
+            if run.start > start:
+                yield table_KN[:, start : run.start]
             slab = SlabKey(run.segment, layer)
             address = self._source.take([slab])[0]
-            native.write_addresses(table_KN, first, address, run.offsets, layout=self._layout.slab.page)
+            native.write_addresses(table_KN, run.start, address, run.offsets, layout=self._layout.slab.page)
             try:
-                yield table_KN[:, first:end]
+                yield table_KN[:, run.start : run.end]
             finally:
                 self._source.give_back([slab])
-            start = end
+            start = run.end
         if start < table_KN.shape[1]:
             yield table_KN[:, start:]
 
@@ -238,28 +251,41 @@ class PagedCache:
             return None
         return self._table.indexed(max(self._tokens - self._window_tokens, 0) // BLOCK_TOKENS) or None
 
-    def _attend_pages(
-        self, layer: int, query: Query, columns_N: NDArray[np.bool_] | None, *, dtype: torch.dtype
-    ) -> Part:
-        """Attention to some columns of the view, or to all; the part in the given dtype."""
-        pages_KN, cold = self._table.view(layer), self._table.cold_runs(layer)
-        on_device_N = self._table.is_device_N & (not self._is_native)
-        if columns_N is not None:
-            cold = [run for run in cold if columns_N[self._table.column(run.start)]]
-        if not on_device_N.any():
-            return self._attend_native(layer, query, columns_N, cold, dtype=dtype)
-        wanted_N = np.ones(pages_KN.shape[1], dtype=bool) if columns_N is None else columns_N
-        device_KN = np.ascontiguousarray(pages_KN[:, on_device_N & wanted_N])
-        page = self._layout.slab.page
-        if (wanted_N <= on_device_N).all():
+    def _attend_rows(self, layer: int, query: Query, *, indexed: IndexedSegments | None, dtype: torch.dtype) -> Part:
+        """Attention to all tokens, or to those outside these segments; the part in the given dtype."""
+        rows = len(query.q_QHD)
+        if rows == 1 or not self.are_rows_apart:
+            return self._attend_pages(layer, query, indexed, dtype=dtype)
+        parts = []
+        for row in range(rows):
+            # The newest tokens are found at the end of the pages: a row must not see those of later ones.
+            self._table.count(query.position + row + 1)
+            of_row = Query(query.q_QHD[row : row + 1], query.position + row, query.scale)
+            parts.append(self._attend_pages(layer, of_row, indexed, dtype=dtype))
+        return Part(torch.cat([part.out_THD for part in parts]), torch.cat([part.lse_TH for part in parts]))
+
+    def _attend_pages(self, layer: int, query: Query, indexed: IndexedSegments | None, *, dtype: torch.dtype) -> Part:
+        """Attention to the view, or to what of it is outside these segments; the part in the given dtype."""
+        columns_M, cold = None, self._table.cold_runs(layer) if indexed is None else indexed.cold_L[layer]
+        width = self._table.view(layer).shape[1]
+        if indexed is not None:
+            columns_M = indexed.others_M[: np.searchsorted(indexed.others_M, width)]
+        if self._is_native:
+            return self._attend_native(layer, query, columns_M, cold, dtype=dtype)
+        columns_M = np.arange(width) if columns_M is None else columns_M
+        is_device_M = self._table.is_device_N[columns_M]
+        if not is_device_M.any():
+            return self._attend_native(layer, query, columns_M, cold, dtype=dtype)
+        device_KM, page = self._table.view(layer).take(columns_M[is_device_M], axis=1), self._layout.slab.page
+        if is_device_M.all():
             return self._kernels.attend(
-                query.q_QHD, device_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
+                query.q_QHD, device_KM, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
             )
         # The device attends to its pages and the processor to all others; both parts merge.
         on_device = self._kernels.attend(
-            query.q_QHD, device_KN, layout=page, position=query.position, scale=query.scale
+            query.q_QHD, device_KM, layout=page, position=query.position, scale=query.scale
         )
-        rest = self._attend_native(layer, query, wanted_N & ~on_device_N, cold, dtype=torch.float32)
+        rest = self._attend_native(layer, query, columns_M[~is_device_M], cold, dtype=torch.float32)
         device = query.q_QHD.device
         merged = merge([Part(rest.out_THD.to(device), rest.lse_TH.to(device)), on_device])
         return Part(merged.out_THD.to(dtype).contiguous(), merged.lse_TH)
@@ -268,36 +294,48 @@ class PagedCache:
         self,
         layer: int,
         query: Query,
-        columns_N: NDArray[np.bool_] | None,
+        columns_M: NDArray[np.intp] | None,
         cold: Sequence[ColdRun],
         *,
         dtype: torch.dtype,
     ) -> Part:
         """Attention by the processor to some columns of the view, or to all."""
         pages_KN, page = self._table.view(layer), self._layout.slab.page
-        if columns_N is not None:
-            pages_KN = np.ascontiguousarray(pages_KN[:, columns_N])
+        if columns_M is not None:
+            pages_KN = pages_KN.take(columns_M, axis=1)
         q_QHD = query.q_QHD.cpu()
         if not cold:
             return native.attend(
-                q_QHD, pages_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
+                q_QHD,
+                pages_KN,
+                layout=page,
+                position=query.position,
+                scale=query.scale,
+                out_dtype=dtype,
+                offload=self._offload,
             )
-        width = self._table.view(layer).shape[1]
-        # Index in `pages_KN` of each column, and of the end.
-        index_N = np.arange(width + 1) if columns_N is None else np.concatenate([[0], np.cumsum(columns_N)])
         attention = native.Attention(
-            q_QHD, pages_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
+            q_QHD,
+            pages_KN,
+            layout=page,
+            position=query.position,
+            scale=query.scale,
+            out_dtype=dtype,
+            offload=self._offload,
         )
-        return self._attend_runs(attention, layer, cold, index_N)
+        return self._attend_runs(attention, layer, cold, columns_M)
 
     def _attend_runs(
-        self, attention: native.Attention, layer: int, cold: Sequence[ColdRun], index_N: NDArray[np.int64]
+        self, attention: native.Attention, layer: int, cold: Sequence[ColdRun], columns_M: NDArray[np.intp] | None
     ) -> Part:
         """Attend in the order of columns: up to the first run that lies elsewhere, then on with as many as came."""
         assert self._source is not None, "there is no source for what is not in memory"
         slabs = [SlabKey(run.segment, layer) for run in cold]
-        starts = [int(index_N[self._table.column(run.start)]) for run in cold]
-        ends = [int(index_N[self._table.column(run.end)]) for run in cold]
+        starts = [self._table.column(run.start) for run in cold]
+        ends = [self._table.column(run.end) for run in cold]
+        last = self._table.view(layer).shape[1] if columns_M is None else len(columns_M)
+        if columns_M is not None:
+            starts, ends = (np.searchsorted(columns_M, columns).tolist() for columns in (starts, ends))
         taken = given = 0
         try:
             while taken < len(cold):
@@ -312,17 +350,21 @@ class PagedCache:
                 first, taken = taken, taken + len(addresses)
                 for place, address in enumerate(addresses, first):
                     attention.place(starts[place], address, cold[place].offsets)
-            return attention.run(int(index_N[-1]))
+            return attention.run(last)
         finally:
             self._source.give_back(slabs[given:taken])
 
     def _measures_recall(self, layer: int, setting: RetrievalSetting) -> bool:
         """Whether this step and layer are in the sample: one layer in turn, every so many chunks."""
-        every = setting.recall_every
-        return every > 0 and self._steps % every == 0 and self._steps // every % self._layout.layers == layer
+        if setting.recall_every == 0 or self._steps % setting.recall_every:
+            return False
+        if self._recalled is None or self._recalled[0] != self._steps:
+            retrieving = [layer for layer in range(self._layout.layers) if layer not in setting.dense_layers]
+            self._recalled = (self._steps, self._recall_turn.take(retrieving))
+        return self._recalled[1] == layer
 
     def _exact_tokens(self, layer: int, indexed: IndexedSegments, rows: int) -> int:
         """Tokens outside the window that each of the rows reads exactly though they are in no index, over all rows."""
         counts_N = self._table.view(layer)["count"][0]
-        outside = int(counts_N[indexed.others_N].sum()) - self._window_tokens
+        outside = int(counts_N[indexed.others_M].sum()) - self._table.strangers - self._window_tokens
         return rows * max(outside, 0)

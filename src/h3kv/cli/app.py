@@ -10,6 +10,7 @@ import typer
 from h3kv import __version__
 from h3kv.cli.exits import FORMAT_FLAG_OF, exits
 from h3kv.cli.interrupts import Interrupts
+from h3kv.cli.node_commands import RunFolder, node_commands
 
 app = typer.Typer(
     help="Exact long-context inference: KV on three tiers under caps, reused between questions and processes.",
@@ -82,6 +83,7 @@ calibrate = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate, name="calibrate")
+app.add_typer(node_commands)
 
 
 def _show_version(wanted: bool) -> None:
@@ -238,6 +240,9 @@ def quality(
     *,
     model: Model = None,
     text: Texts = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this variant, such as k8v4; repeat it for more.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="For a first look: shorter texts, fewer questions.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw quality against bytes read.")] = None,
     threads: Threads = None,
@@ -252,7 +257,7 @@ def quality(
         from h3kv.config import load
 
         flags = _flags(model={"source": model}, runtime={"threads": threads})
-        request = QualityRequest(texts=text or [], quick=quick, plot=plot, json=json)
+        request = QualityRequest(text or [], variant or [], quick=quick, plot=plot, json=json)
         measure_quality(load(file=config, flags=flags), request)
 
 
@@ -271,7 +276,7 @@ def calibrate_quality(
 ) -> None:
     """Choose encoding, budget and dense layers that keep a stated loss at the fewest bytes, and write them down.
 
-    Chosen on one half of the text and verified on the other. Where nothing cheaper than exact attention holds, that is
+    Chosen on a third of the text and verified on another. Where nothing cheaper than exact attention holds, that is
     what is written.
     """
     with exits():
@@ -282,6 +287,53 @@ def calibrate_quality(
         settings = load(file=config, flags=_flags(model={"source": model}, runtime={"threads": threads}))
         limit = LossLimit(perplexity, top1, passkey)
         run_calibration(settings, limit, texts=text or [], quick=quick, file=config, dry_run=dry_run)
+
+
+@app.command()
+def up(
+    *,
+    run_folder: RunFolder = None,
+    offload_workers: Annotated[int, typer.Option(metavar="N", help="Processes that attend over host memory.")] = 1,
+    http_host: Annotated[str, typer.Option(help="Where clients are answered.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    directory: Annotated[str, typer.Option(metavar="URL", help="memory, or redis://host:port/0.")] = "memory",
+    tracing: Annotated[str | None, typer.Option(metavar="URL", help="Of an OTLP collector: http://host:4317.")] = None,
+    drain: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="For answers that run at the end.")] = 30.0,
+    model: Model = None,
+    dtype: DtypeName = None,
+    device_kv: DeviceKv = None,
+    host_kv: HostKv = None,
+    window: Window = None,
+    store: Store = None,
+    store_capacity: StoreCapacity = None,
+    max_context: MaxContext = None,
+    threads: Threads = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run a node as separate processes on this machine, until Ctrl-C. Clients talk to it over HTTP."""
+    with exits():
+        from h3kv.cli.up import UpRequest, run_node
+        from h3kv.config import load
+        from h3kv.core.units import NS_PER_S
+        from h3kv.supervisor.run_folder import default_folder
+
+        flags = _flags(
+            model={"source": model, "dtype": dtype, "max_context": max_context},
+            device={"kv_bytes": device_kv, "window_tokens": window},
+            host={"kv_bytes": host_kv},
+            nvme={"store": store, "capacity": store_capacity},
+            runtime={"threads": threads},
+        )
+        request = UpRequest(
+            run_folder=run_folder or default_folder(),
+            offload_workers=offload_workers,
+            http_host=http_host,
+            http_port=http_port,
+            directory=directory,
+            tracing_endpoint=tracing,
+            drain_ns=round(drain * NS_PER_S),
+        )
+        run_node(load(file=config, flags=flags), request)
 
 
 @app.command(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from h3kv.core.types import (
     BlockKey,
@@ -172,6 +172,45 @@ class PersistentStore(BlockStore, Protocol):
     @property
     def is_degraded(self) -> bool:
         """Whether writing failed, so that the store takes no more moves. What it holds can still be fetched."""
+        ...
+
+
+class AttendCall(NamedTuple):
+    """One attention over pages in main memory, as the native core takes it: addresses and numbers.
+
+    `attend.hpp` says what each means; types and encoding are the numbers of `h3::DType` and `h3::Encoding`.
+    """
+
+    q: int
+    out: int
+    lse: int
+    pages: int
+    pages_stride: int
+    q_dtype: int
+    out_dtype: int
+    page_dtype: int
+    encoding: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_count: int
+    position: int
+    scale: float
+    threads: int
+    page_first: int
+    page_last: int
+    state: int
+
+
+class Offload(Protocol):
+    """Who computes attention over pages in main memory: threads of this process, or other processes besides.
+
+    The numbers are the same, bit for bit, whoever computes them.
+    """
+
+    def attend(self, call: AttendCall) -> None:
+        """Attend; `out` and `lse` are written when this returns. It waits for nobody beyond a bound."""
         ...
 
 

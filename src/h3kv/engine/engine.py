@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 import torch
@@ -48,6 +48,9 @@ class Engine:
         config: see there.
         clock: for statistics only.
         telemetry: receives counters and gauges.
+
+    Raises:
+        ConfigError: the pool has no room for what retrieval reads.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class Engine:
         self._device = device
         self._chunks = _chunk_rule(pool, config)
         self._retrieval = config.retrieval
+        if config.retrieval is not None:
+            pool.check_retrieval(config.retrieval)
         self._clock = clock
         self._reporter = Reporter(telemetry)
         self._next_id = 1
@@ -81,12 +86,17 @@ class Engine:
         self._events: list[Event] = []
         self._unclaimed: list[Event] = []
         self._streams: dict[RequestId, deque[Event]] = {}
+        self._before_step: Callable[[RequestId, bool], None] = lambda *_: None
         self._report()
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do or report anything."""
         return bool(self._waiting or self._running or self._events or self._unclaimed)
+
+    def watch_steps(self, before_step: Callable[[RequestId, bool], None]) -> None:
+        """Have this called before each step of a sequence: with its request, and whether it reads its prompt."""
+        self._before_step = before_step
 
     def submit(self, request: Request) -> RequestId:
         """Queue a request. Nothing is reserved yet.
@@ -240,6 +250,7 @@ class Engine:
     def _advance(self, sequence: RunningSequence) -> None:
         """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
         before, reads = sequence.kv.tokens, dataclasses.replace(sequence.kv.cache.meter)
+        self._before_step(sequence.id, before < sequence.prompt_tokens)
         try:
             events = sequence.step(self._model, self._clock, chunks=self._chunks, device=self._device)
             self._reporter.stepped(

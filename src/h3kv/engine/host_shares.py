@@ -10,7 +10,7 @@ from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import SlotHandle
 from h3kv.core.units import describe_size, format_size
 from h3kv.engine.stream import SLOTS_MIN
-from h3kv.tiers.host import HostStore
+from h3kv.tiers.host import RegionStore
 
 STAGING_DIVISOR = 3
 """Staging takes a third of the HOST cap at most, but for the fewest slots that attention can do with."""
@@ -31,7 +31,7 @@ class HostShares:
         return sum(slot.blocks for slot in (*self.staging, *self.pages))
 
 
-def reserve_shares(host: HostStore, layout: CacheLayout, *, staging_bytes: int, page_cache_bytes: int) -> HostShares:
+def reserve_shares(host: RegionStore, layout: CacheLayout, *, staging_bytes: int, page_cache_bytes: int) -> HostShares:
     """Take slots out of an empty store, so that room for one open segment is left.
 
     Args:
@@ -60,7 +60,7 @@ def reserve_shares(host: HostStore, layout: CacheLayout, *, staging_bytes: int, 
     return HostShares(staging, host.reserve([SEGMENT_BLOCKS_MAX] * slots))
 
 
-def _reserve_staging(host: HostStore, layout: CacheLayout, staging_bytes: int) -> list[SlotHandle]:
+def _reserve_staging(host: RegionStore, layout: CacheLayout, staging_bytes: int) -> list[SlotHandle]:
     slab_bytes = layout.slab.size_bytes(SEGMENT_BLOCKS_MAX)
     capacity_bytes = host.statistics().capacity_bytes
     slots = max(min(staging_bytes, capacity_bytes // STAGING_DIVISOR) // slab_bytes, SLOTS_MIN)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import TierFullError
+from h3kv.attention.recall import RecallSample
+from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
-from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
+from h3kv.core.ports import AddressableStore, Clock, Directory, Offload, PersistentStore, Telemetry
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SlabKey, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.capacity import Capacity
@@ -35,7 +37,7 @@ from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
 from h3kv.policy.placement import PlacementConfig
 from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan_device
-from h3kv.tiers.host import HostStore
+from h3kv.tiers.host import RegionStore
 from h3kv.tiers.index_store import IndexStore
 
 SETTLE_NS = 30 * NS_PER_S
@@ -120,7 +122,7 @@ class KvPool:
         self._directory = directory
         self._tiering = tiering or TieringConfig()
         self.device_plan = self._plan_device()
-        host = home if isinstance(home, HostStore) else None
+        host = home if isinstance(home, RegionStore) else None
         shares = self._reserve_shares(host)
         self.capacity = Capacity(
             layout,
@@ -159,6 +161,15 @@ class KvPool:
             self.segments.adopt(cold.restore(self.segments.number))
             self.placer.tick()
 
+    def attend_with(self, offload: Offload) -> None:
+        """Who attends to what is not on the device, for sequences that begin from now on."""
+        self._parts = dataclasses.replace(self._parts, offload=offload)
+
+    @property
+    def home(self) -> AddressableStore:
+        """Where segments are written and read."""
+        return self._home
+
     @property
     def stream(self) -> SlabStream | None:
         """Gives slabs that lie in the cold store; None where there is none."""
@@ -170,6 +181,11 @@ class KvPool:
         return None if self.reads is None else self.reads.pages
 
     @property
+    def recall_sample(self) -> RecallSample:
+        """What retrieval has caught in each layer, over all sequences so far."""
+        return self._parts.recall_sample
+
+    @property
     def resident_tokens(self) -> int | None:
         """Tokens that HOST holds beside one open segment: more than that is read again for each chunk. None: nothing
         ever is.
@@ -177,6 +193,22 @@ class KvPool:
         if self._cold is None:
             return None
         return max(self.capacity.home_blocks - SEGMENT_BLOCKS_MAX, 1) * BLOCK_TOKENS
+
+    def check_retrieval(self, setting: RetrievalSetting) -> None:
+        """See that sequences can decode under this setting, wherever their pages come to lie.
+
+        Raises:
+            ConfigError: the cold store's single pages have no room, or too little.
+        """
+        if self._cold is None or not self.layout.slab.page.encoding.is_clustered:
+            return
+        if self.pages is None:
+            raise ConfigError(
+                "retrieval reads single pages of the cold store, and there is no room for them: give the tiering "
+                "page_cache_bytes",
+                field="page_cache_bytes",
+            )
+        self.pages.check_budget(setting.budget_tokens)
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.
@@ -203,7 +235,6 @@ class KvPool:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
             self.placer.tick()
-            _keep_one_partial(mounts, self.segments)
             if self.reads is not None:
                 self.reads.load_indexes(mounts, retrieves=need.retrieves)
             return self._start(need, mounts, is_alone=is_alone)
@@ -306,7 +337,7 @@ class KvPool:
     def _make_window(self) -> Window | None:
         if self._device is None:
             return None
-        assert isinstance(self._home, HostStore)
+        assert isinstance(self._home, RegionStore)
         return Window(self._device, self._home, self.layout, blocks=self._tiering.window_tokens // BLOCK_TOKENS)
 
     def _plan_device(self) -> DevicePlan:
@@ -318,7 +349,7 @@ class KvPool:
         window, chunk = tiering.window_tokens // BLOCK_TOKENS, tiering.chunk_tokens // BLOCK_TOKENS
         return plan_device(capacity, window, chunk, block_bytes=block_bytes)
 
-    def _reserve_shares(self, host: HostStore | None) -> HostShares:
+    def _reserve_shares(self, host: RegionStore | None) -> HostShares:
         """What HOST sets aside for reading the cold store."""
         if host is None or self._cold is None:
             return HostShares()
@@ -328,7 +359,7 @@ class KvPool:
         )
 
     def _open_reads(
-        self, host: HostStore | None, shares: HostShares, clock: Clock, telemetry: Telemetry
+        self, host: RegionStore | None, shares: HostShares, clock: Clock, telemetry: Telemetry
     ) -> ColdReads | None:
         if host is None or self._cold is None:
             return None
@@ -344,10 +375,3 @@ class KvPool:
         )
         self.placer.serve_fetches(reads.end_fetch)
         return reads
-
-
-def _keep_one_partial(mounts: list[Mount], segments: SegmentTable) -> None:
-    """Give up the mounts from the second clustered segment on that is used in part: a page table holds one such."""
-    partial = [at for at, mount in enumerate(mounts) if mount.blocks < mount.segment.clustered_blocks]
-    while len(partial) > 1 and len(mounts) > partial[1]:
-        segments.unpin(mounts.pop().segment)

@@ -87,6 +87,10 @@ class SegmentStatistics:
     pins: int
     pinned_bytes: int
     """In the home tier."""
+    used_blocks: int
+    """Of segments that running sequences use, wherever they lie."""
+    cold_blocks: int
+    """Of these, those that lie in the cold store alone."""
 
 
 class RoomMaker(Protocol):

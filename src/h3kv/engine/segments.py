@@ -276,6 +276,8 @@ class SegmentTable:
             sealed=sum(segment.phase is Phase.SEALED for segment in segments),
             pins=sum(segment.pins for segment in segments),
             pinned_bytes=self.layout.block_bytes * sum(s.room_blocks for s in segments if s.pins and s.home_L),
+            used_blocks=sum(s.room_blocks for s in segments if s.pins),
+            cold_blocks=sum(s.room_blocks for s in segments if s.pins and not s.home_L),
         )
 
     def check_integrity(self) -> None:

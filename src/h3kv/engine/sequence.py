@@ -164,6 +164,7 @@ class RunningSequence:
             prefill_ns=self._prefill_ns,
             time_to_first_token_ns=times_ns[0] - self._submitted_ns if times_ns else None,
             inter_token_ns=tuple(after - before for before, after in itertools.pairwise(times_ns)),
+            recall=self.kv.cache.meter.recall,
         )
 
     def _accept(self, token: int) -> TokenGenerated:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from h3kv.attention.paged import PageKernels
 from h3kv.core.layout import CacheLayout
-from h3kv.core.ports import Clock, Directory, Telemetry
+from h3kv.core.ports import Clock, Directory, PersistentStore, Telemetry
 from h3kv.engine.pool import KvPool, TieringConfig
 from h3kv.engine.store_room import check_area, check_new_store, cure_for_blocks
 from h3kv.policy.window import SEQUENCES_MAX
@@ -19,7 +19,7 @@ from h3kv.tiers.cold.place import resolve
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.volume import Volume, open_volume
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
-from h3kv.tiers.host import HostStore, HostStoreConfig
+from h3kv.tiers.host import HostStore, HostStoreConfig, RegionStore
 from h3kv.tiers.index_store import IndexStore, IndexStoreConfig
 from h3kv.tiers.io import IoEngine
 
@@ -59,8 +59,8 @@ class TierStores:
         layout: CacheLayout,
         device: DeviceStore,
         *,
-        host: HostStore | None,
-        cold: ColdStore | None,
+        host: RegionStore | None,
+        cold: PersistentStore | None,
         index: IndexStore | None,
         io: IoEngine | None,
         volume: Volume | None,

@@ -171,6 +171,11 @@ class Mailbox:
         except ValueError as error:
             raise StoreFormatError(f"{name}: {error}; make it anew", path=name) from error
 
+    @property
+    def native(self) -> _native.Mailbox:
+        """For native code that posts or takes by itself. It must not outlive this."""
+        return self._native
+
     def register_caller(self) -> Member:
         """A place for a caller, of this process or of one that is told. PeerBusyError when there is none left."""
         return self._registered(self._native.register_caller(), "callers")

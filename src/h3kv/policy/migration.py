@@ -35,7 +35,8 @@ def step(state: MigrationState, events: Sequence[Event], now_ns: int) -> tuple[M
         events: in the order in which they happened. A process reports the end of a move before the room after it.
         now_ns: on the caller's clock, which never goes back.
 
-    Cost: copies the tables, O(n); sorts the touched segments, and those of a fast tier where some have to go.
+    Cost: in what the events name, by tables that share with those before what did not change; where segments have to go
+    from a fast tier also O(segments in it), and O(segments) when a process leaves.
     """
     assert now_ns >= state.now_ns, "the clock went back"
     is_new_tick = now_ns // state.config.tick_ns > state.tick

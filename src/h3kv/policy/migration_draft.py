@@ -19,13 +19,13 @@ from h3kv.policy.migration_state import (
     OwnerState,
     Plan,
     Room,
-    SegmentRef,
     TrackedSegment,
 )
+from h3kv.policy.migration_tables import SegmentRef, SegmentTable, TableDraft
 
 
 class Draft:
-    """Tables of a state, copied, and the plan so far.
+    """Tables of a state, to be changed, and the plan so far.
 
     A segment's entry, its places in `lying`, its command and its claim change together: through the methods here alone.
     """
@@ -35,9 +35,9 @@ class Draft:
         self.now_ns = now_ns
         self.tick = now_ns // self.config.tick_ns
         self.owners: dict[str, OwnerState] = dict(state.owners)
-        self.segments: dict[SegmentRef, TrackedSegment] = dict(state.segments)
-        self.lying: dict[Tier, dict[SegmentRef, None]] = {
-            pair.fast: dict(state.lying.get(pair.fast, {})) for pair in self.config.pairs
+        self.segments = TableDraft(state.segments)
+        self.lying: dict[Tier, TableDraft[TrackedSegment]] = {
+            pair.fast: TableDraft(state.lying.get(pair.fast, SegmentTable())) for pair in self.config.pairs
         }
         self.rooms: dict[Tier, Room] = dict(state.rooms)
         self.jitter_ns: dict[Tier, tuple[str, float]] = dict(state.jitter_ns)
@@ -56,8 +56,8 @@ class Draft:
         state = MigrationState(
             config=self.config,
             owners=self.owners,
-            segments=self.segments,
-            lying=self.lying,
+            segments=self.segments.freeze(),
+            lying={tier: members.freeze() for tier, members in self.lying.items()},
             rooms=self.rooms,
             jitter_ns=self.jitter_ns,
             commands=self.commands,
@@ -89,7 +89,7 @@ class Draft:
         self.segments[ref] = segment
         for tier, members in self.lying.items():
             if tier in segment.tiers:
-                members.setdefault(ref)
+                members[ref] = segment
             else:
                 members.pop(ref, None)
 

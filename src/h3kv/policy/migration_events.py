@@ -22,12 +22,12 @@ from h3kv.policy.migration_state import (
     Room,
     RoomReported,
     SegmentGone,
-    SegmentRef,
     SegmentReported,
     Touch,
     TouchesReported,
     TrackedSegment,
 )
+from h3kv.policy.migration_tables import SegmentRef
 
 
 def fold(draft: Draft, event: Event) -> None:

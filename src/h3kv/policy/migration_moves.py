@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 from h3kv.core.types import Tier
 from h3kv.policy.migration_config import TierPair
 from h3kv.policy.migration_draft import Draft
 from h3kv.policy.migration_heat import is_hotter
-from h3kv.policy.migration_state import Claim, Direction, HoldReason, MoveReason, SegmentRef, TrackedSegment
+from h3kv.policy.migration_state import Claim, Direction, HoldReason, MoveReason, TrackedSegment
+from h3kv.policy.migration_tables import SegmentRef
 
 
 def keep_claims(draft: Draft) -> None:
@@ -80,6 +82,9 @@ def _displace(
     """
     if len(draft.claims) >= draft.config.commands_in_flight_max:
         return HoldReason.COMMANDS_MAX
+    # One demotion and the promotion at least: looking for the coldest costs more than this.
+    if len(draft.commands) + 2 > draft.config.commands_in_flight_max:
+        return HoldReason.COMMANDS_MAX
     needed = draft.segments[ref].size_bytes
     victims: list[SegmentRef] = []
     if pair.fast not in coldest:
@@ -125,11 +130,12 @@ def _shrink(draft: Draft, pair: TierPair, reason: MoveReason, *, used_bytes_min:
     excess_bytes = draft.used_bytes(pair.fast) - used_bytes_min
     if excess_bytes <= 0:
         return
-    for ref in _by_heat(draft, pair.fast):
+    if len(draft.commands) >= draft.config.commands_in_flight_max:
+        draft.hold(HoldReason.COMMANDS_MAX)
+        return
+    for ref in _idle_by_heat(draft, pair.fast):
         segment = draft.segments[ref]
         hold = _bar(draft, segment, Direction.DEMOTE)
-        if hold is None and draft.now_ns - segment.touched_ns < draft.config.eviction_threshold_ns:
-            hold = HoldReason.NOT_IDLE
         if hold is None:
             moved_bytes = 0 if pair.slow in segment.tiers else segment.size_bytes
             hold = _limit(draft, Direction.DEMOTE, moved_bytes, pair.slow, count=1)
@@ -184,5 +190,25 @@ def _pair_above(draft: Draft, segment: TrackedSegment) -> TierPair | None:
 
 
 def _by_heat(draft: Draft, tier: Tier) -> Iterator[SegmentRef]:
-    """Segments of a fast tier, coldest first. Cost: sorts them."""
-    return iter(sorted(draft.lying[tier], key=lambda ref: (draft.segments[ref].heat, ref)))
+    """Segments of a fast tier, coldest first. Cost: O(n) to start, O(log n) for each that is taken."""
+    return _popped([(segment.heat, ref) for shard in draft.lying[tier].filled for ref, segment in shard.items()])
+
+
+def _idle_by_heat(draft: Draft, tier: Tier) -> Iterator[SegmentRef]:
+    """Those of them that are idle, coldest first. The others are counted as held."""
+    touched_ns_max = draft.now_ns - draft.config.eviction_threshold_ns
+    members = draft.lying[tier]
+    heap = [
+        (segment.heat, ref)
+        for shard in members.filled
+        for ref, segment in shard.items()
+        if segment.touched_ns <= touched_ns_max
+    ]
+    if len(heap) < len(members):
+        draft.hold(HoldReason.NOT_IDLE, len(members) - len(heap))
+    return _popped(heap)
+
+
+def _popped(heap: list[tuple[float, SegmentRef]]) -> Iterator[SegmentRef]:
+    heapq.heapify(heap)
+    return (heapq.heappop(heap)[1] for _ in range(len(heap)))

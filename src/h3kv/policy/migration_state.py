@@ -9,6 +9,7 @@ from typing import NamedTuple, NewType, TypeAlias
 
 from h3kv.core.types import SegmentId, Tier
 from h3kv.policy.migration_config import MigrationConfig, TierPair
+from h3kv.policy.migration_tables import SegmentRef, SegmentTable
 
 CommandId = NewType("CommandId", int)
 """Number of a command, unique within one life of the controller. With the controller's boot token it names it."""
@@ -72,13 +73,6 @@ class HoldReason(enum.StrEnum):
     """The end of a command that had ended before, or was forgotten."""
     TABLE_FULL = "table_full"
     """More segments or processes than are kept in mind."""
-
-
-class SegmentRef(NamedTuple):
-    """Names a segment on the node. Numbers of segments are unique within a process only."""
-
-    owner: str
-    segment: SegmentId
 
 
 class Owner(NamedTuple):
@@ -290,9 +284,9 @@ class MigrationState:
 
     config: MigrationConfig
     owners: Mapping[str, OwnerState] = field(default_factory=dict)
-    segments: Mapping[SegmentRef, TrackedSegment] = field(default_factory=dict)
-    lying: Mapping[Tier, Mapping[SegmentRef, None]] = field(default_factory=dict)
-    """Segments by the fast tiers in which they lie."""
+    segments: SegmentTable[TrackedSegment] = field(default_factory=SegmentTable)
+    lying: Mapping[Tier, SegmentTable[TrackedSegment]] = field(default_factory=dict)
+    """The same by the fast tiers in which they lie."""
     rooms: Mapping[Tier, Room] = field(default_factory=dict)
     jitter_ns: Mapping[Tier, tuple[str, float]] = field(default_factory=dict)
     """With the process that reported it."""

@@ -12,7 +12,7 @@ from h3kv.core.types import SlotHandle, Tier
 from h3kv.memory.buddy import UNIT_BLOCKS
 from h3kv.memory.leases import LeasedRoom
 from h3kv.memory.region import Region, RegionKind
-from h3kv.memory.region_format import RegionGeometry
+from h3kv.memory.region_format import RegionGeometry, RegionIdentity
 from h3kv.tiers.slab_store import SlabStore, count_units
 from h3kv.tiers.slots import SlotRoom, SlotTable
 
@@ -27,6 +27,8 @@ class HostStoreConfig:
     kinds: tuple[RegionKind, ...] = (RegionKind.HUGETLB, RegionKind.MEMFD, RegionKind.ANONYMOUS)
     """What the region may be made of: the first that has huge pages is taken, else a plain memfd. A process that passes
     its region to another one leaves `ANONYMOUS` out."""
+    identity: RegionIdentity | None = None
+    """Of a region that other processes map; it lies at the address that this says."""
 
 
 class RegionStore(SlabStore):
@@ -82,7 +84,7 @@ class HostStore(RegionStore):
         """
         units = count_units(layout, config.capacity_bytes, tier=Tier.HOST)
         geometry = RegionGeometry(block_bytes=layout.block_bytes, blocks=units * UNIT_BLOCKS)
-        region = Region.create(geometry, kinds=config.kinds)
+        region = Region.create(geometry, identity=config.identity, kinds=config.kinds)
         super().__init__(layout, region, SlotTable(Tier.HOST, region.table))
 
     def close(self) -> None:

@@ -129,6 +129,7 @@ class IoEngine:
         backend: Backend = "auto",
         threads: int = 4,
         deadline_ms: int = DEADLINE_MS,
+        bell: int | None = None,
     ) -> Self:
         """An engine over these descriptors.
 
@@ -141,6 +142,7 @@ class IoEngine:
             backend: `auto` takes threads where io_uring is refused, see `fallback_reason`.
             threads: of the threads backend.
             deadline_ms: of ops that state none.
+            bell: address of a `memory.bell.Bell` that is rung whenever results were added, valid until `close`.
 
         Raises:
             ConfigError: the depth is out of range, or io_uring was asked for by name and is refused.
@@ -150,6 +152,8 @@ class IoEngine:
             raise ConfigError(f"an I/O depth is from 1 to {DEPTH_MAX}, not {depth}", field="depth")
         try:
             native = _native.IoEngine(files, depth, buffers, backend, threads, deadline_ms, ())
+            if bell is not None:
+                native.set_bell(bell)
             return cls(native, buffers_bytes=sum(size_bytes for _, size_bytes in buffers))
         except OSError as error:
             message = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from h3kv.core.units import NS_PER_S
 
@@ -26,10 +27,12 @@ class Codec:
 
     Args:
         threads: how many.
+        wake: called on a thread of the codec whenever a job has ended.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, wake: Callable[[], None] | None = None) -> None:
         self._count = threads
+        self._wake = wake
         self._threads: list[threading.Thread] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -84,4 +87,6 @@ class Codec:
                 job.run()
             finally:
                 self._ended.put(job)
+                if self._wake is not None:
+                    self._wake()
             del job  # what it holds is given back here, not when the next one comes

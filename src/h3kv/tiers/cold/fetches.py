@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from h3kv.core.types import Fetch
+from h3kv.memory.copies import CopyMeter
 from h3kv.tiers.cold.codec import Codec, Job
 from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent
@@ -15,6 +17,9 @@ from h3kv.tiers.cold.ops import Op, Outcome, address_of, aligned_memory
 from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.wrap import unwrap
 from h3kv.tiers.io import CHECKSUM_MISMATCH, ERROR, READ
+
+BESIDE_SLOT: Final = "beside_slot"
+"""A way of `CopyMeter`: from where the device could write to where the bytes are wanted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +56,8 @@ class Fetches:
         self._to_unwrap: list[_Pending] = []
         self.read_bytes = 0
         """In total, by reads that brought what was written."""
+        self.copies = CopyMeter()
+        """Bytes that the processor copied: none of a slab that is stored as it is and lands where it is wanted."""
 
     @property
     def has_ended(self) -> bool:
@@ -71,7 +78,7 @@ class Fetches:
         if pending.wrapped:
             offset, size = 0, self._geometry.pieces_in(pending.wrapped) * check_bytes
         address = address_of(fetch.target)
-        if address % SECTOR_BYTES or size > fetch.target.nbytes:
+        if address % SECTOR_BYTES or size > fetch.target.nbytes or pending.wrapped:
             pending.copy = aligned_memory(size)
             address = address_of(pending.copy)
         op = Op(
@@ -101,17 +108,20 @@ class Fetches:
     def unwrap(self, pending: _Pending) -> None:
         """Put the wrapped bytes that were read in their place. On any thread."""
         fetch, size = pending.fetch, pending.extent.pieces * self._geometry.mark.check_bytes
-        stored = memoryview(fetch.target.cast("B") if pending.copy is None else pending.copy)[: pending.wrapped]
+        assert pending.copy is not None, "what is wrapped lands beside its place"
+        stored, room = memoryview(pending.copy)[: pending.wrapped], fetch.target.cast("B")[: pending.size]
         try:
-            data = unwrap(stored, size, element=self._element)
+            is_part = pending.size < size
+            whole = memoryview(bytearray(size)) if is_part else room
+            if not unwrap(stored, whole, element=self._element, copies=self.copies):
+                pending.fault = Outcome(CHECKSUM_MISMATCH, "it cannot be unwrapped")
+                return
         except MemoryError:
             pending.fault = Outcome(ERROR, "no memory to unwrap it: free memory")
             return
-        if data is None:
-            pending.fault = Outcome(CHECKSUM_MISMATCH, "it cannot be unwrapped")
-            return
-        part = data[fetch.offset_bytes : fetch.offset_bytes + pending.size]
-        fetch.target.cast("B")[: pending.size] = part.data
+        if is_part:
+            room[:] = whole[fetch.offset_bytes : fetch.offset_bytes + pending.size]
+            self.copies.count(BESIDE_SLOT, pending.size)
         pending.copy = None
 
     def note_unwrapped(self, pending: Sequence[_Pending]) -> None:
@@ -128,6 +138,7 @@ class Fetches:
                 return
             if pending.copy is not None:
                 pending.fetch.target.cast("B")[:size] = pending.copy[:size]
+                self.copies.count(BESIDE_SLOT, size)
         self._ended.append(pending)
 
 

@@ -27,6 +27,7 @@ from h3kv.core.layout import LAYOUT_VERSION, CacheLayout
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.units import describe_size
 from h3kv.tiers.cold.record import SECTOR_BYTES, TWIN_BYTES
+from h3kv.tiers.cold.wrap import element_bytes
 
 SUPERBLOCK_OFFSET: Final = 0
 BUDGET_OFFSET: Final = TWIN_BYTES
@@ -91,8 +92,29 @@ class LayoutMark(NamedTuple):
     """Of one piece with a checksum."""
 
 
-def layout_mark(layout: CacheLayout) -> LayoutMark:
+@dataclass(frozen=True, slots=True)
+class ColdLayout:
+    """All that a store has to know of a model: of whose bytes it makes nothing."""
+
+    mark: LayoutMark
+    element_bytes: int
+    """Of one element of a slab, as `wrap` takes it."""
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self.mark.layers
+
+
+def cold_layout(layout: CacheLayout) -> ColdLayout:
+    """What a store has to know of a model's layout."""
+    return ColdLayout(layout_mark(layout), element_bytes(layout.slab.page))
+
+
+def layout_mark(layout: CacheLayout | ColdLayout) -> LayoutMark:
     """The mark of a model's layout."""
+    if isinstance(layout, ColdLayout):
+        return layout.mark
     slab = layout.slab
     encoding = slab.page.encoding.value.encode().ljust(8, b"\0")
     return LayoutMark(encoding, LAYOUT_VERSION, layout.layers, slab.block_bytes, slab.check_bytes)
@@ -157,7 +179,7 @@ class AreaGeometry:
 
 
 def plan_volume(
-    capacity_bytes: int, *, area_bytes: int | None = None, layout: CacheLayout | None = None
+    capacity_bytes: int, *, area_bytes: int | None = None, layout: CacheLayout | ColdLayout | None = None
 ) -> VolumeGeometry:
     """Geometry of a new store under a cap.
 
@@ -190,7 +212,7 @@ def plan_volume(
     return geometry
 
 
-def capacity_for(layout: CacheLayout, *, units: int) -> int:
+def capacity_for(layout: CacheLayout | ColdLayout, *, units: int) -> int:
     """The smallest cap of a new store of one area that holds so many units of 16 blocks of a model."""
     area_bytes = _round_up(units * AreaGeometry(layout_mark(layout), 0).unit_bytes, AREA_ALIGNMENT)
     return VolumeGeometry(0, area_bytes, TABLE_ENTRIES_MIN).data_offset + area_bytes

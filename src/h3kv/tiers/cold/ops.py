@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,6 +38,10 @@ class Outcome:
     def __str__(self) -> str:
         return self.what
 
+
+WRITE_BEHIND_BYTES: Final = 8 << 20
+"""Writes that the engine holds at a time: it takes ops in order, so that a read that is waited for stands behind so
+many bytes at most, some milliseconds of a disk. Further ones are held back here."""
 
 _ARRAY_TAG: Final = 1 << 63
 """Set in the tags of ops that come as arrays: then the number of the array, and that of the op in it."""
@@ -111,6 +116,11 @@ class OpQueue:
         self._arrays: dict[int, _Array] = {}
         self._next_array = 0
         self._in_arrays = 0
+        self._behind: deque[NDArray[np.void]] = deque()
+        self._behind_count = 0
+        # Bytes of each write that the engine has, by its tag.
+        self._writing: dict[int, int] = {}
+        self._writing_bytes = 0
 
     @property
     def in_flight(self) -> int:
@@ -126,7 +136,7 @@ class OpQueue:
         first = self._next_tag
         self._next_tag += len(wanted)
         self._open.update(enumerate(wanted, start=first))
-        self._engine.submit(array_of([op for op, _ in wanted], first_tag=first))
+        self._start(array_of([op for op, _ in wanted], first_tag=first))
 
     def open_array(self, count: int, end: ArrayEnd, *, keep: object = None) -> int:
         """The first tag of so many ops that come as arrays; the others follow it.
@@ -144,11 +154,15 @@ class OpQueue:
     def submit_array(self, ops_N: NDArray[np.void]) -> None:
         """Start ops of `tiers.io.OP_DTYPE` with tags of `open_array`."""
         self._in_arrays += ops_N.size
-        self._engine.submit(ops_N)
+        self._start(ops_N)
 
     def poll(self) -> None:
         """Deliver the outcomes there are. A tag that is not open is a repetition and ignored."""
         results_N = self._engine.poll()
+        if self._writing and results_N.size:
+            for tag in results_N["tag"].tolist():
+                self._writing_bytes -= self._writing.pop(tag, 0)
+        self._top_up()
         if self._arrays and results_N.size:
             of_array_N = results_N["tag"] >= _ARRAY_TAG
             if of_array_N.any():
@@ -174,7 +188,12 @@ class OpQueue:
             array.end(ended_N, results_N[mine_N])
 
     def wait(self, timeout_ns: int, *, results: int = 1) -> None:
-        """Wait for so many outcomes."""
+        """Wait for so many outcomes.
+
+        Where writes are held back, for half of what the engine has at most, so that they follow before it has none.
+        """
+        if self._behind:
+            results = max(1, min(results, (self.in_flight - self._behind_count) // 2))
         self._engine.wait(timeout_ns, results=results)
 
     def run(self, ops: Sequence[Op]) -> list[Outcome]:
@@ -195,6 +214,36 @@ class OpQueue:
             self._open_engine = None
             self._open.clear()
             self._arrays.clear()
+            self._behind.clear()
+            self._writing.clear()
+
+    def _start(self, ops_N: NDArray[np.void]) -> None:
+        """Give ops to the engine; writes behind those that it has, as far as there is room for them."""
+        is_write_N = ops_N["kind"] == WRITE
+        if not is_write_N.any():
+            self._engine.submit(ops_N)
+            return
+        if not is_write_N.all():
+            self._engine.submit(ops_N[~is_write_N])
+            ops_N = ops_N[is_write_N]
+        self._behind.append(ops_N)
+        self._behind_count += ops_N.size
+        self._top_up()
+
+    def _top_up(self) -> None:
+        while self._behind and self._writing_bytes < WRITE_BEHIND_BYTES:
+            ops_N = self._behind.popleft()
+            sizes = ops_N["size"].tolist()
+            room, count = WRITE_BEHIND_BYTES - self._writing_bytes, 0
+            while count < len(sizes) and room > 0:
+                room -= sizes[count]
+                count += 1
+            if count < len(sizes):
+                self._behind.appendleft(ops_N[count:])
+            self._writing.update(zip(ops_N["tag"][:count].tolist(), sizes[:count], strict=True))
+            self._writing_bytes += sum(sizes[:count])
+            self._behind_count -= count
+            self._engine.submit(np.ascontiguousarray(ops_N[:count]))
 
     @property
     def _engine(self) -> Engine:

@@ -24,7 +24,8 @@ class Room:
     """
 
     def __init__(self, geometry: AreaGeometry, areas: Sequence[AreaEntry | None], ours: Iterable[int]) -> None:
-        self._geometry = geometry
+        self.geometry = geometry
+        """Of this model's areas."""
         self._areas = list(areas)
         self._buddies = {area: BuddyAllocator(geometry.units) for area in ours}
         self._claimed: list[int] = []
@@ -32,7 +33,7 @@ class Room:
     @property
     def capacity_blocks(self) -> int:
         """Blocks of all areas: others' areas can be taken."""
-        return len(self._areas) * self._geometry.blocks
+        return len(self._areas) * self.geometry.blocks
 
     @property
     def used_blocks(self) -> int:
@@ -55,7 +56,7 @@ class Room:
     def release(self, blocks: Iterable[int]) -> None:
         """Give extents back."""
         for block in blocks:
-            area, offset = divmod(block, self._geometry.blocks)
+            area, offset = divmod(block, self.geometry.blocks)
             self._buddies[area].release(offset)
 
     def take_claims(self) -> list[int]:
@@ -94,13 +95,13 @@ class Room:
         for area in sorted(self._buddies):
             offset = self._buddies[area].allocate(extent_class(size))
             if offset is not None:
-                return area * self._geometry.blocks + offset
+                return area * self.geometry.blocks + offset
         taken = self._take_area()
         if taken is None:
             return None
         offset = self._buddies[taken].allocate(extent_class(size))
         assert offset is not None, "an empty area has room for any extent"
-        return taken * self._geometry.blocks + offset
+        return taken * self.geometry.blocks + offset
 
     def _give_areas_back(self, areas: Sequence[int]) -> None:
         """Leave areas, the last ones taken, to whom the disk says they belong: nothing lies in them."""
@@ -115,6 +116,6 @@ class Room:
             return None
         entries = self._areas
         area = min(others, key=lambda area: (0 if (entry := entries[area]) is None else 1 + entry.used, area))
-        self._buddies[area] = BuddyAllocator(self._geometry.units)
+        self._buddies[area] = BuddyAllocator(self.geometry.units)
         self._claimed.append(area)
         return area

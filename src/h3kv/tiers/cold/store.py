@@ -8,7 +8,6 @@ from pathlib import Path
 
 from h3kv.core.errors import ConfigError, TierBrokenError, TierClosedError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.ports import EndedReads, FailedRead, Telemetry
 from h3kv.core.types import (
     Completion,
@@ -22,7 +21,9 @@ from h3kv.core.types import (
     Tier,
 )
 from h3kv.core.units import describe_size
+from h3kv.memory.bell import Bell
 from h3kv.memory.buddy import extent_class
+from h3kv.memory.copies import CopyMeter
 from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.codec import Codec
 from h3kv.tiers.cold.commit import Commits
@@ -30,18 +31,18 @@ from h3kv.tiers.cold.config import ColdStoreConfig
 from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent, Phase
 from h3kv.tiers.cold.fetches import Fetches
-from h3kv.tiers.cold.geometry import BUDGET_OFFSET, AreaGeometry, layout_mark
+from h3kv.tiers.cold.geometry import BUDGET_OFFSET, AreaGeometry, ColdLayout, cold_layout, layout_mark
 from h3kv.tiers.cold.meter import Meter
 from h3kv.tiers.cold.ops import Outcome
+from h3kv.tiers.cold.read_back import read_back
 from h3kv.tiers.cold.record import TWIN_BYTES
-from h3kv.tiers.cold.recovery import belongs, scan_area
+from h3kv.tiers.cold.recovery import belongs
 from h3kv.tiers.cold.refusals import budget_spent, given_up, no_room
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.cold.segments import Segments
 from h3kv.tiers.cold.unit_reads import UnitReads
 from h3kv.tiers.cold.volume import Volume, open_volume
-from h3kv.tiers.cold.wrap import element_bytes
 from h3kv.tiers.io import CHECKSUM_MISMATCH, IoEngine
 
 
@@ -51,9 +52,19 @@ class ColdStore:
     tier = Tier.NVME
 
     def __init__(
-        self, volume: Volume, layout: CacheLayout, *, fingerprint: bytes, config: ColdStoreConfig, telemetry: Telemetry
+        self,
+        volume: Volume,
+        layout: CacheLayout | ColdLayout,
+        *,
+        fingerprint: bytes,
+        config: ColdStoreConfig,
+        telemetry: Telemetry,
+        bell: Bell | None = None,
     ) -> None:
-        """Take over an open volume. `open` does it all."""
+        """Take over an open volume. `open` does it all.
+
+        `bell` is rung whenever something was wrapped or unwrapped, for a caller that waits for other things besides.
+        """
         mark = layout_mark(layout)
         self._geometry = AreaGeometry(mark, volume.geometry.area_bytes)
         if self._geometry.units == 0:
@@ -67,13 +78,15 @@ class ColdStore:
         ours = [area for area, entry in enumerate(volume.areas) if belongs(entry, fingerprint, mark)]
         twin = b"".join(volume.read_all(BUDGET_OFFSET, TWIN_BYTES))
         self._volume = volume
-        self._layers = layout.layers
+        self.layout = layout if isinstance(layout, ColdLayout) else cold_layout(layout)
+        """What the store knows of the model."""
+        self._layers = self.layout.layers
         self._meter = Meter(telemetry, backend=volume.ops.backend)
         self._room = Room(self._geometry, volume.areas, ours)
         self._segments = Segments(self._geometry)
         self._budget = WriteBudget(config.write_bytes_per_day, twin, config.today)
-        self._codec = Codec(config.codec_threads)
-        element = element_bytes(layout.slab.page)
+        self._codec = Codec(config.codec_threads, wake=None if bell is None else bell.ring)
+        element = self.layout.element_bytes
         writes = DataWrites(volume, self._geometry, element=element)
         self._commits = Commits(
             volume,
@@ -95,13 +108,14 @@ class ColdStore:
     def open(
         cls,
         place: Path,
-        layout: CacheLayout,
+        layout: CacheLayout | ColdLayout,
         *,
         fingerprint: bytes,
         config: ColdStoreConfig,
         telemetry: Telemetry,
         buffers: Sequence[tuple[int, int]] = (),
         engine: EngineFactory | None = None,
+        bell: Bell | None = None,
     ) -> ColdStore:
         """The store of one model at a place. A place that does not exist is made, if its folder exists.
 
@@ -114,6 +128,7 @@ class ColdStore:
             buffers: (address, bytes) of memory that is registered with the engine: moves from it and fetches into it
                 cost less. Never of a CMA heap.
             engine: makes what reads and writes the descriptors that it is given. None: `IoEngine`.
+            bell: rung whenever anything has ended, for a caller that waits for other things besides.
 
         Raises:
             ConfigError: the cap is missing or too small, or this model's segments do not fit an area.
@@ -125,11 +140,12 @@ class ColdStore:
         """
 
         def make_engine(files: Sequence[int]) -> IoEngine:
-            return IoEngine.open(files, depth=config.depth, buffers=buffers, backend=config.backend)
+            rung = None if bell is None else bell.address
+            return IoEngine.open(files, depth=config.depth, buffers=buffers, backend=config.backend, bell=rung)
 
         volume = open_volume(place, engine or make_engine, capacity_bytes=config.capacity_bytes, layout=layout)
         try:
-            return cls(volume, layout, fingerprint=fingerprint, config=config, telemetry=telemetry)
+            return cls(volume, layout, fingerprint=fingerprint, config=config, telemetry=telemetry, bell=bell)
         except BaseException:
             volume.close()
             raise
@@ -232,6 +248,16 @@ class ColdStore:
             else:
                 return
 
+    @property
+    def copies(self) -> CopyMeter:
+        """What the processor copied of what was fetched."""
+        return self._fetches.copies
+
+    def written_bytes(self, handle: SlotHandle) -> int:
+        """Bytes that were written into a slab's slot, whole checked units. Raises StaleHandleError."""
+        self._check_open()
+        return self._segments.extents.find(handle)[0].pieces * self._geometry.mark.check_bytes
+
     def is_wrapped(self, handle: SlotHandle) -> bool:
         """See `PersistentStore.is_wrapped`."""
         self._check_open()
@@ -311,30 +337,12 @@ class ColdStore:
 
     def _recover(self, ours: Sequence[int]) -> list[Extent]:
         """Take the room of what earlier processes kept, oldest first. Of two copies of a segment the newer stays."""
-        found = []
         self._meter.count_corrupt(len(self._volume.damaged_entries))
-        for area in ours:
-            scan, first = scan_area(self._volume, area, self._geometry), area * self._geometry.blocks
-            self._room.restore(area, [(extent.block, extent.header.room_blocks) for extent in scan.kept])
-            found += [(first + extent.block, extent.header) for extent in scan.kept]
-            for blocks in scan.damaged:
-                self._commits.undo_header(first + blocks.start, cells=len(blocks), blocks=SEGMENT_BLOCKS_MAX)
-            for extent in scan.stale:
-                room = extent.header.room_blocks
-                self._commits.undo_header(first + extent.block, cells=room, blocks=room)
-            self._meter.count_corrupt(len(scan.damaged))
-        newest: dict[tuple[bytes, ...], Extent] = {}
-        for block, header in sorted(found, key=lambda pair: pair[1].serial):
-            kept = self._segments.extents.open(block, header.room_blocks)
-            kept.phase, kept.is_on_disk = Phase.VISIBLE, True
-            kept.label, kept.pieces = header.label, header.pieces
-            kept.wrapped_L[:], kept.crcs_LC[:] = header.wrapped_L, header.crcs_LC
-            assert header.label is not None
-            older = newest.pop(header.label.keys, None)
-            if older is not None:
-                self.release(older.handles_L)
-            newest[header.label.keys] = kept
-        return list(newest.values())
+        found = read_back(self._volume, ours, room=self._room, commits=self._commits, extents=self._segments.extents)
+        self._meter.count_corrupt(found.damaged)
+        for older in found.replaced:
+            self.release(older.handles_L)
+        return found.kept
 
     def _read_error(self, key: SlabKey, extent: Extent, fault: Outcome) -> Exception:
         """What a read that failed means. Damaged bytes end the life of the whole extent."""

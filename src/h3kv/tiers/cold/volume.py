@@ -12,7 +12,14 @@ from typing import Final, Protocol
 from h3kv.core.errors import ConfigError, StoreError, StoreFormatError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.units import describe_size
-from h3kv.tiers.cold.geometry import BUDGET_OFFSET, SUPERBLOCK_OFFSET, TABLE_OFFSET, VolumeGeometry, plan_volume
+from h3kv.tiers.cold.geometry import (
+    BUDGET_OFFSET,
+    SUPERBLOCK_OFFSET,
+    TABLE_OFFSET,
+    ColdLayout,
+    VolumeGeometry,
+    plan_volume,
+)
 from h3kv.tiers.cold.ops import Op, OpQueue, address_of, aligned_memory, write_of
 from h3kv.tiers.cold.place import OpenPlace, new_file, open_place, resolve
 from h3kv.tiers.cold.record import FORMAT_VERSION, TWIN_BYTES, Kind, damaged_sectors, unpack_twin, versions
@@ -133,7 +140,9 @@ class Volume:
         return min(wanted, self.place.size_bytes) if self.place.is_device else wanted
 
 
-def open_volume(place: Path, make_engine: EngineFactory, *, capacity_bytes: int | None, layout: CacheLayout) -> Volume:
+def open_volume(
+    place: Path, make_engine: EngineFactory, *, capacity_bytes: int | None, layout: CacheLayout | ColdLayout
+) -> Volume:
     """The store at a place. One that is not there is made, if the place is a folder or a new path.
 
     Args:

@@ -9,13 +9,21 @@ Codes are one byte wide and stay as they are. Shapes: N elements, P bytes of one
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import lz4.block
 import numpy as np
 from numpy.typing import NDArray
 
+from h3kv import _native
 from h3kv.core.layout import PageLayout
+from h3kv.memory.copies import CopyMeter
 
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+UNWRAPPED: Final = "unwrapped"
+"""Ways of `CopyMeter`: LZ4 decoded, and planes joined to elements."""
+JOINED: Final = "joined"
+
+_WORDS: Final[dict[int, type[np.unsignedinteger[Any]]]] = {2: np.uint16, 4: np.uint32}
 
 
 def element_bytes(page: PageLayout) -> int:
@@ -36,21 +44,25 @@ def wrap(data: memoryview, *, element: int) -> bytes:
     return packed
 
 
-def unwrap(stored: memoryview, size_bytes: int, *, element: int) -> NDArray[np.uint8] | None:
-    """What was wrapped, or None where these bytes do not stand for so many.
+def unwrap(stored: memoryview, target: memoryview, *, element: int, copies: CopyMeter) -> bool:
+    """Put what was wrapped into its place. False: these bytes do not stand for so many; the target holds anything.
 
     Args:
         stored: what `wrap` gave.
-        size_bytes: of what was wrapped.
+        target: writable room of exactly what was wrapped; it shares no byte with `stored`.
         element: bytes of one element.
+        copies: where passes over the bytes are counted: one, and one more where planes are joined.
     """
-    try:
-        planes = lz4.block.decompress(stored, uncompressed_size=size_bytes)
-    except lz4.block.LZ4BlockError:
-        return None
-    if len(planes) != size_bytes:
-        return None
-    return _join(np.frombuffer(planes, dtype=np.uint8), element)
+    size_bytes = target.nbytes
+    room_N = np.frombuffer(target, dtype=np.uint8) if element == 1 else np.empty(size_bytes, dtype=np.uint8)
+    stored_N = np.frombuffer(stored, dtype=np.uint8)
+    copies.count(UNWRAPPED, size_bytes)
+    if not _native.lz4_decode(stored_N.ctypes.data, stored_N.size, room_N.ctypes.data, size_bytes):
+        return False
+    if element > 1:
+        copies.count(JOINED, size_bytes)
+        _join(room_N, np.frombuffer(target, dtype=_WORDS[element]), element)
+    return True
 
 
 def _split(data: memoryview, element: int) -> memoryview:
@@ -65,13 +77,9 @@ def _split(data: memoryview, element: int) -> memoryview:
     return planes_PN.data.cast("B")
 
 
-def _join(planes: NDArray[np.uint8], element: int) -> NDArray[np.uint8]:
-    if element == 1:
-        return planes
+def _join(planes: NDArray[np.uint8], word_N: NDArray[Any], element: int) -> None:
     planes_PN = planes.reshape(element, -1)
-    word_N = planes_PN[-1].astype(_WORDS[element])
+    np.copyto(word_N, planes_PN[-1])
     for plane_N in planes_PN[-2::-1]:
         np.left_shift(word_N, 8, out=word_N)
         np.bitwise_or(word_N, plane_N, out=word_N)
-    joined: NDArray[np.uint8] = word_N.view(np.uint8)
-    return joined

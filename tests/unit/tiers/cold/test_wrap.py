@@ -6,12 +6,16 @@ import contextlib
 import os
 from pathlib import Path
 
+import lz4.block
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from h3kv.core.errors import SlabCorruptError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType, Encoding, Fetch, Move, SegmentId, SlabKey
+from h3kv.memory.copies import CopyMeter
 from h3kv.telemetry import names
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import (
@@ -26,9 +30,10 @@ from h3kv.testing.cold_segments import (
     write_segments,
 )
 from h3kv.tiers.cold.codec import Codec, Job
+from h3kv.tiers.cold.fetches import BESIDE_SLOT
 from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 from h3kv.tiers.cold.verify import verify_store
-from h3kv.tiers.cold.wrap import element_bytes, unwrap, wrap
+from h3kv.tiers.cold.wrap import JOINED, UNWRAPPED, element_bytes, unwrap, wrap
 from h3kv.tiers.io import IoEngine
 
 CODES = CacheLayout(
@@ -41,9 +46,11 @@ CODES = CacheLayout(
 def test_wrapped_bytes_come_back_as_they_were(element: int, size_bytes: int) -> None:
     numbers = np.random.default_rng(element).standard_normal(size_bytes // 4).astype(np.float32)
     data = memoryview(bytearray(numbers.tobytes()))
-    back = unwrap(memoryview(wrap(data, element=element)), size_bytes, element=element)
-    assert back is not None
-    assert back.tobytes() == data
+    back, copies = memoryview(bytearray(size_bytes)), CopyMeter()
+    assert unwrap(memoryview(wrap(data, element=element)), back, element=element, copies=copies)
+    assert back == data
+    assert copies.passes(UNWRAPPED, size_bytes) == 1
+    assert copies.passes(JOINED, size_bytes) == (element > 1)
 
 
 def test_bytes_of_equal_weight_together_make_numbers_smaller() -> None:
@@ -56,9 +63,32 @@ def test_bytes_of_equal_weight_together_make_numbers_smaller() -> None:
 
 def test_bytes_that_stand_for_nothing_are_told_apart() -> None:
     packed = wrap(payload(1, 0, 8192), element=2)
-    assert unwrap(memoryview(packed), 4096, element=2) is None
-    assert unwrap(memoryview(packed), 16384, element=2) is None
-    assert unwrap(memoryview(b"\xff" * 100), 4096, element=2) is None
+    for stored, size_bytes in [(packed, 4096), (packed, 16384), (b"\xff" * 100, 4096)]:
+        room = memoryview(bytearray(size_bytes))
+        assert not unwrap(memoryview(stored), room, element=2, copies=CopyMeter())
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 300)), max_size=12))
+def test_decoder_gives_what_the_library_gives(runs: list[tuple[bytes, int]]) -> None:
+    data = b"".join(part * count for part, count in runs) or b"x"
+    packed = lz4.block.compress(data, store_size=False)
+    room = memoryview(bytearray(len(data)))
+    assert unwrap(memoryview(packed), room, element=1, copies=CopyMeter())
+    assert room == data == lz4.block.decompress(packed, uncompressed_size=len(data))
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(1, 4096))
+def test_decoder_never_leaves_its_room(packed: bytes, size_bytes: int) -> None:
+    """Whatever the bytes are: the library decides whether they stand for so many."""
+    around = bytearray(b"\xaa" * (size_bytes + 128))
+    is_whole = unwrap(memoryview(packed), memoryview(around)[64:-64], element=1, copies=CopyMeter())
+    assert around[:64] == around[-64:] == b"\xaa" * 64
+    try:
+        expected = lz4.block.decompress(packed, uncompressed_size=size_bytes)
+    except lz4.block.LZ4BlockError:
+        expected = b""
+    if is_whole:
+        assert bytes(around[64:-64]) == expected
 
 
 def test_element_is_that_of_the_numbers_or_one_byte_of_codes() -> None:
@@ -169,3 +199,20 @@ def test_codec_ends_each_job_once_and_waits_for_no_others() -> None:
     assert {(job.runs, job.ends) for job in jobs} == {(1, 1)}
     codec.close()
     codec.close()
+
+
+@pytest.mark.parametrize(("layout", "is_wrapped"), [(LAYOUT, False), (CODES, False), (LAYOUT, True), (CODES, True)])
+def test_slab_is_copied_by_the_processor_as_often_as_it_must_be(
+    tmp_path: Path, layout: CacheLayout, is_wrapped: bool
+) -> None:
+    """Stored as it is: never. Wrapped: once, straight into its place, and once more where planes are joined."""
+    with contextlib.closing(open_store(tmp_path, layout=layout, wrap="lz4" if is_wrapped else "none")) as store:
+        handles = write_segments(store, [(1, 16)], layout=layout)[1]
+        assert store.is_wrapped(handles[0]) == is_wrapped
+        assert all(error is None for _, error in read_segment(store, SegmentId(1), handles, layout=layout))
+        size_bytes = layout.layers * layout.slab.content_bytes(16)
+        copies = store.copies
+        assert copies.passes(BESIDE_SLOT, size_bytes) == 0
+        assert copies.passes(UNWRAPPED, size_bytes) == is_wrapped
+        assert copies.passes(JOINED, size_bytes) == (is_wrapped and element_bytes(layout.slab.page) > 1)
+        store.check_integrity()

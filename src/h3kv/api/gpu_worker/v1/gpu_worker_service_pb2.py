@@ -28,15 +28,15 @@ from h3kv.api.common.v1 import statistics_pb2 as h3kv_dot_api_dot_common_dot_v1_
 from h3kv.api.common.v1 import types_pb2 as h3kv_dot_api_dot_common_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/h3kv/api/gpu_worker/v1/gpu_worker_service.proto\x12\x16h3kv.api.gpu_worker.v1\x1a!h3kv/api/common/v1/commands.proto\x1a#h3kv/api/common/v1/statistics.proto\x1a\x1eh3kv/api/common/v1/types.proto\"\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.h3kv.api.gpu_worker.v1.ChatMessage\"\x94\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x11\n\x0f_max_new_tokens\"D\n\nTierTokens\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.h3kv.api.common.v1.Tier\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xdb\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x39\n\rcached_tokens\x18\x02 \x03(\x0b\x32\".h3kv.api.gpu_worker.v1.TierTokens\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x12\n\nwaiting_ns\x18\x04 \x01(\x04\x12\x12\n\nprefill_ns\x18\x05 \x01(\x04\x12#\n\x16time_to_first_token_ns\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x19\n\x17_time_to_first_token_ns\"\xcf\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.h3kv.api.gpu_worker.v1.TokensH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.h3kv.api.gpu_worker.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .h3kv.api.gpu_worker.v1.Sampling\x12\x0e\n\x06tenant\x18\x05 \x01(\x0c\x42\x08\n\x06prompt\"\xc7\x01\n\x10GenerateResponse\x12;\n\x08progress\x18\x01 \x01(\x0b\x32\'.h3kv.api.gpu_worker.v1.PrefillProgressH\x00\x12\x37\n\x05token\x18\x02 \x01(\x0b\x32&.h3kv.api.gpu_worker.v1.TokenGeneratedH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .h3kv.api.gpu_worker.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"T\n\x0fPrefillProgress\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"*\n\x0eTokenGenerated\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"n\n\x08\x46inished\x12\x34\n\x06reason\x18\x01 \x01(\x0e\x32$.h3kv.api.gpu_worker.v1.FinishReason\x12,\n\x05usage\x18\x02 \x01(\x0b\x32\x1d.h3kv.api.gpu_worker.v1.Usage\"Y\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1c.h3kv.api.gpu_worker.v1.ChatH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x11\n\x0fGetModelRequest\"\x93\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x13\n\x0bquery_heads\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08\x65ncoding\x18\n \x01(\t\x12\x11\n\tattention\x18\x0b \x01(\t\x12\x13\n\x0btoken_bytes\x18\x0c \x01(\x04\x12\x19\n\x11has_chat_template\x18\r \x01(\x08\"\x16\n\x14GetStatisticsRequest\"\xb7\x03\n\x15GetStatisticsResponse\x12\x33\n\x06server\x18\x01 \x01(\x0b\x32#.h3kv.api.common.v1.ProcessIdentity\x12\x31\n\x05tiers\x18\x02 \x03(\x0b\x32\".h3kv.api.common.v1.TierStatistics\x12\x18\n\x10requests_running\x18\x03 \x01(\r\x12\x18\n\x10requests_waiting\x18\x04 \x01(\r\x12\x16\n\x0erequests_total\x18\x05 \x01(\x04\x12\x1c\n\x14prefill_tokens_total\x18\x06 \x01(\x04\x12?\n\x13\x63\x61\x63hed_tokens_total\x18\x07 \x03(\x0b\x32\".h3kv.api.gpu_worker.v1.TierTokens\x12\x1b\n\x13\x64\x65\x63ode_tokens_total\x18\x08 \x01(\x04\x12\x17\n\x0fsegments_cached\x18\t \x01(\x04\x12\x15\n\rcold_kv_ratio\x18\n \x01(\x01\x12\x13\n\x06recall\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x16units_taken_back_total\x18\x0c \x01(\x04\x42\t\n\x07_recall\"?\n\x0ePromoteRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.h3kv.api.common.v1.Command\"G\n\x0fPromoteResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".h3kv.api.common.v1.CommandOutcome\">\n\rDemoteRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.h3kv.api.common.v1.Command\"F\n\x0e\x44\x65moteResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".h3kv.api.common.v1.CommandOutcome\"K\n\x10\x45victColdRequest\x12\x0f\n\x07idle_ns\x18\x01 \x01(\x04\x12\x17\n\nsize_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_size_bytes\"9\n\x11\x45victColdResponse\x12\x10\n\x08segments\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xb6\x05\n\x10GpuWorkerService\x12_\n\x08Generate\x12\'.h3kv.api.gpu_worker.v1.GenerateRequest\x1a(.h3kv.api.gpu_worker.v1.GenerateResponse0\x01\x12]\n\x08Tokenize\x12\'.h3kv.api.gpu_worker.v1.TokenizeRequest\x1a(.h3kv.api.gpu_worker.v1.TokenizeResponse\x12]\n\x08GetModel\x12\'.h3kv.api.gpu_worker.v1.GetModelRequest\x1a(.h3kv.api.gpu_worker.v1.GetModelResponse\x12l\n\rGetStatistics\x12,.h3kv.api.gpu_worker.v1.GetStatisticsRequest\x1a-.h3kv.api.gpu_worker.v1.GetStatisticsResponse\x12Z\n\x07Promote\x12&.h3kv.api.gpu_worker.v1.PromoteRequest\x1a\'.h3kv.api.gpu_worker.v1.PromoteResponse\x12W\n\x06\x44\x65mote\x12%.h3kv.api.gpu_worker.v1.DemoteRequest\x1a&.h3kv.api.gpu_worker.v1.DemoteResponse\x12`\n\tEvictCold\x12(.h3kv.api.gpu_worker.v1.EvictColdRequest\x1a).h3kv.api.gpu_worker.v1.EvictColdResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/h3kv/api/gpu_worker/v1/gpu_worker_service.proto\x12\x16h3kv.api.gpu_worker.v1\x1a!h3kv/api/common/v1/commands.proto\x1a#h3kv/api/common/v1/statistics.proto\x1a\x1eh3kv/api/common/v1/types.proto\"\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.h3kv.api.gpu_worker.v1.ChatMessage\"\x94\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x11\n\x0f_max_new_tokens\"D\n\nTierTokens\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.h3kv.api.common.v1.Tier\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xed\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x39\n\rcached_tokens\x18\x02 \x03(\x0b\x32\".h3kv.api.gpu_worker.v1.TierTokens\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x12\n\nwaiting_ns\x18\x04 \x01(\x04\x12\x12\n\nprefill_ns\x18\x05 \x01(\x04\x12#\n\x16time_to_first_token_ns\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12 \n\x13inter_token_ns_mean\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x1f\n\x12inter_token_ns_max\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x13\n\x06recall\x18\t \x01(\x01H\x03\x88\x01\x01\x42\x19\n\x17_time_to_first_token_nsB\x16\n\x14_inter_token_ns_meanB\x15\n\x13_inter_token_ns_maxB\t\n\x07_recall\"\xcf\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.h3kv.api.gpu_worker.v1.TokensH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.h3kv.api.gpu_worker.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .h3kv.api.gpu_worker.v1.Sampling\x12\x0e\n\x06tenant\x18\x05 \x01(\x0c\x42\x08\n\x06prompt\"\xc7\x01\n\x10GenerateResponse\x12;\n\x08progress\x18\x01 \x01(\x0b\x32\'.h3kv.api.gpu_worker.v1.PrefillProgressH\x00\x12\x37\n\x05token\x18\x02 \x01(\x0b\x32&.h3kv.api.gpu_worker.v1.TokenGeneratedH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .h3kv.api.gpu_worker.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"T\n\x0fPrefillProgress\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"*\n\x0eTokenGenerated\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"n\n\x08\x46inished\x12\x34\n\x06reason\x18\x01 \x01(\x0e\x32$.h3kv.api.gpu_worker.v1.FinishReason\x12,\n\x05usage\x18\x02 \x01(\x0b\x32\x1d.h3kv.api.gpu_worker.v1.Usage\"Y\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1c.h3kv.api.gpu_worker.v1.ChatH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x11\n\x0fGetModelRequest\"\x93\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x13\n\x0bquery_heads\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08\x65ncoding\x18\n \x01(\t\x12\x11\n\tattention\x18\x0b \x01(\t\x12\x13\n\x0btoken_bytes\x18\x0c \x01(\x04\x12\x19\n\x11has_chat_template\x18\r \x01(\x08\"\x16\n\x14GetStatisticsRequest\"\xb7\x03\n\x15GetStatisticsResponse\x12\x33\n\x06server\x18\x01 \x01(\x0b\x32#.h3kv.api.common.v1.ProcessIdentity\x12\x31\n\x05tiers\x18\x02 \x03(\x0b\x32\".h3kv.api.common.v1.TierStatistics\x12\x18\n\x10requests_running\x18\x03 \x01(\r\x12\x18\n\x10requests_waiting\x18\x04 \x01(\r\x12\x16\n\x0erequests_total\x18\x05 \x01(\x04\x12\x1c\n\x14prefill_tokens_total\x18\x06 \x01(\x04\x12?\n\x13\x63\x61\x63hed_tokens_total\x18\x07 \x03(\x0b\x32\".h3kv.api.gpu_worker.v1.TierTokens\x12\x1b\n\x13\x64\x65\x63ode_tokens_total\x18\x08 \x01(\x04\x12\x17\n\x0fsegments_cached\x18\t \x01(\x04\x12\x15\n\rcold_kv_ratio\x18\n \x01(\x01\x12\x13\n\x06recall\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x16units_taken_back_total\x18\x0c \x01(\x04\x42\t\n\x07_recall\"?\n\x0ePromoteRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.h3kv.api.common.v1.Command\"G\n\x0fPromoteResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".h3kv.api.common.v1.CommandOutcome\">\n\rDemoteRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.h3kv.api.common.v1.Command\"F\n\x0e\x44\x65moteResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".h3kv.api.common.v1.CommandOutcome\"K\n\x10\x45victColdRequest\x12\x0f\n\x07idle_ns\x18\x01 \x01(\x04\x12\x17\n\nsize_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_size_bytes\"9\n\x11\x45victColdResponse\x12\x10\n\x08segments\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xb6\x05\n\x10GpuWorkerService\x12_\n\x08Generate\x12\'.h3kv.api.gpu_worker.v1.GenerateRequest\x1a(.h3kv.api.gpu_worker.v1.GenerateResponse0\x01\x12]\n\x08Tokenize\x12\'.h3kv.api.gpu_worker.v1.TokenizeRequest\x1a(.h3kv.api.gpu_worker.v1.TokenizeResponse\x12]\n\x08GetModel\x12\'.h3kv.api.gpu_worker.v1.GetModelRequest\x1a(.h3kv.api.gpu_worker.v1.GetModelResponse\x12l\n\rGetStatistics\x12,.h3kv.api.gpu_worker.v1.GetStatisticsRequest\x1a-.h3kv.api.gpu_worker.v1.GetStatisticsResponse\x12Z\n\x07Promote\x12&.h3kv.api.gpu_worker.v1.PromoteRequest\x1a\'.h3kv.api.gpu_worker.v1.PromoteResponse\x12W\n\x06\x44\x65mote\x12%.h3kv.api.gpu_worker.v1.DemoteRequest\x1a&.h3kv.api.gpu_worker.v1.DemoteResponse\x12`\n\tEvictCold\x12(.h3kv.api.gpu_worker.v1.EvictColdRequest\x1a).h3kv.api.gpu_worker.v1.EvictColdResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'h3kv.api.gpu_worker.v1.gpu_worker_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2833
-  _globals['_FINISHREASON']._serialized_end=2957
+  _globals['_FINISHREASON']._serialized_start=2979
+  _globals['_FINISHREASON']._serialized_end=3103
   _globals['_TOKENS']._serialized_start=179
   _globals['_TOKENS']._serialized_end=200
   _globals['_CHATMESSAGE']._serialized_start=202
@@ -48,41 +48,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIERTOKENS']._serialized_start=590
   _globals['_TIERTOKENS']._serialized_end=658
   _globals['_USAGE']._serialized_start=661
-  _globals['_USAGE']._serialized_end=880
-  _globals['_GENERATEREQUEST']._serialized_start=883
-  _globals['_GENERATEREQUEST']._serialized_end=1090
-  _globals['_GENERATERESPONSE']._serialized_start=1093
-  _globals['_GENERATERESPONSE']._serialized_end=1292
-  _globals['_PREFILLPROGRESS']._serialized_start=1294
-  _globals['_PREFILLPROGRESS']._serialized_end=1378
-  _globals['_TOKENGENERATED']._serialized_start=1380
-  _globals['_TOKENGENERATED']._serialized_end=1422
-  _globals['_FINISHED']._serialized_start=1424
-  _globals['_FINISHED']._serialized_end=1534
-  _globals['_TOKENIZEREQUEST']._serialized_start=1536
-  _globals['_TOKENIZEREQUEST']._serialized_end=1625
-  _globals['_TOKENIZERESPONSE']._serialized_start=1627
-  _globals['_TOKENIZERESPONSE']._serialized_end=1658
-  _globals['_GETMODELREQUEST']._serialized_start=1660
-  _globals['_GETMODELREQUEST']._serialized_end=1677
-  _globals['_GETMODELRESPONSE']._serialized_start=1680
-  _globals['_GETMODELRESPONSE']._serialized_end=1955
-  _globals['_GETSTATISTICSREQUEST']._serialized_start=1957
-  _globals['_GETSTATISTICSREQUEST']._serialized_end=1979
-  _globals['_GETSTATISTICSRESPONSE']._serialized_start=1982
-  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2421
-  _globals['_PROMOTEREQUEST']._serialized_start=2423
-  _globals['_PROMOTEREQUEST']._serialized_end=2486
-  _globals['_PROMOTERESPONSE']._serialized_start=2488
-  _globals['_PROMOTERESPONSE']._serialized_end=2559
-  _globals['_DEMOTEREQUEST']._serialized_start=2561
-  _globals['_DEMOTEREQUEST']._serialized_end=2623
-  _globals['_DEMOTERESPONSE']._serialized_start=2625
-  _globals['_DEMOTERESPONSE']._serialized_end=2695
-  _globals['_EVICTCOLDREQUEST']._serialized_start=2697
-  _globals['_EVICTCOLDREQUEST']._serialized_end=2772
-  _globals['_EVICTCOLDRESPONSE']._serialized_start=2774
-  _globals['_EVICTCOLDRESPONSE']._serialized_end=2831
-  _globals['_GPUWORKERSERVICE']._serialized_start=2960
-  _globals['_GPUWORKERSERVICE']._serialized_end=3654
+  _globals['_USAGE']._serialized_end=1026
+  _globals['_GENERATEREQUEST']._serialized_start=1029
+  _globals['_GENERATEREQUEST']._serialized_end=1236
+  _globals['_GENERATERESPONSE']._serialized_start=1239
+  _globals['_GENERATERESPONSE']._serialized_end=1438
+  _globals['_PREFILLPROGRESS']._serialized_start=1440
+  _globals['_PREFILLPROGRESS']._serialized_end=1524
+  _globals['_TOKENGENERATED']._serialized_start=1526
+  _globals['_TOKENGENERATED']._serialized_end=1568
+  _globals['_FINISHED']._serialized_start=1570
+  _globals['_FINISHED']._serialized_end=1680
+  _globals['_TOKENIZEREQUEST']._serialized_start=1682
+  _globals['_TOKENIZEREQUEST']._serialized_end=1771
+  _globals['_TOKENIZERESPONSE']._serialized_start=1773
+  _globals['_TOKENIZERESPONSE']._serialized_end=1804
+  _globals['_GETMODELREQUEST']._serialized_start=1806
+  _globals['_GETMODELREQUEST']._serialized_end=1823
+  _globals['_GETMODELRESPONSE']._serialized_start=1826
+  _globals['_GETMODELRESPONSE']._serialized_end=2101
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=2103
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=2125
+  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2128
+  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2567
+  _globals['_PROMOTEREQUEST']._serialized_start=2569
+  _globals['_PROMOTEREQUEST']._serialized_end=2632
+  _globals['_PROMOTERESPONSE']._serialized_start=2634
+  _globals['_PROMOTERESPONSE']._serialized_end=2705
+  _globals['_DEMOTEREQUEST']._serialized_start=2707
+  _globals['_DEMOTEREQUEST']._serialized_end=2769
+  _globals['_DEMOTERESPONSE']._serialized_start=2771
+  _globals['_DEMOTERESPONSE']._serialized_end=2841
+  _globals['_EVICTCOLDREQUEST']._serialized_start=2843
+  _globals['_EVICTCOLDREQUEST']._serialized_end=2918
+  _globals['_EVICTCOLDRESPONSE']._serialized_start=2920
+  _globals['_EVICTCOLDRESPONSE']._serialized_end=2977
+  _globals['_GPUWORKERSERVICE']._serialized_start=3106
+  _globals['_GPUWORKERSERVICE']._serialized_end=3800
 # @@protoc_insertion_point(module_scope)

@@ -73,20 +73,26 @@ class TierTokens(_message.Message):
     def __init__(self, tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "generated_tokens", "waiting_ns", "prefill_ns", "time_to_first_token_ns")
+    __slots__ = ("prompt_tokens", "cached_tokens", "generated_tokens", "waiting_ns", "prefill_ns", "time_to_first_token_ns", "inter_token_ns_mean", "inter_token_ns_max", "recall")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_NS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_NS_MAX_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: _containers.RepeatedCompositeFieldContainer[TierTokens]
     generated_tokens: int
     waiting_ns: int
     prefill_ns: int
     time_to_first_token_ns: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Iterable[_Union[TierTokens, _Mapping]]] = ..., generated_tokens: _Optional[int] = ..., waiting_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ...) -> None: ...
+    inter_token_ns_mean: int
+    inter_token_ns_max: int
+    recall: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Iterable[_Union[TierTokens, _Mapping]]] = ..., generated_tokens: _Optional[int] = ..., waiting_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., inter_token_ns_mean: _Optional[int] = ..., inter_token_ns_max: _Optional[int] = ..., recall: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("text", "tokens", "chat", "sampling", "tenant")

@@ -11,16 +11,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Layout(_message.Message):
-    __slots__ = ("fingerprint", "layers", "block_bytes", "index_bytes")
+    __slots__ = ("fingerprint", "layers", "block_bytes", "index_bytes", "check_bytes", "element_bytes", "encoding", "layout_version")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_VERSION_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     layers: int
     block_bytes: int
     index_bytes: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., block_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ...) -> None: ...
+    check_bytes: int
+    element_bytes: int
+    encoding: str
+    layout_version: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., block_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., check_bytes: _Optional[int] = ..., element_bytes: _Optional[int] = ..., encoding: _Optional[str] = ..., layout_version: _Optional[int] = ...) -> None: ...
 
 class UnitRun(_message.Message):
     __slots__ = ("first_unit", "count")

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from h3kv.cli.sizing import (
+from h3kv.config import Settings, load
+from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
+from h3kv.core.types import DType
+from h3kv.core.units import TokenCount
+from h3kv.engine.tiers import TierConfig
+from h3kv.policy.window import plan_device
+from h3kv.sizing import (
     NEW_STORE_BYTES,
     Surroundings,
     cap_bytes,
@@ -14,12 +20,6 @@ from h3kv.cli.sizing import (
     is_tiered,
     tiers_behind,
 )
-from h3kv.config import Settings, load
-from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
-from h3kv.core.types import DType
-from h3kv.core.units import TokenCount
-from h3kv.engine.tiers import TierConfig
-from h3kv.policy.window import plan_device
 
 GIB = 1 << 30
 CPU = Surroundings("cpu", device_bytes=8 * GIB, host_bytes=8 * GIB)

@@ -92,14 +92,21 @@ def tiers_behind(
     if cap == "auto":
         free_bytes = surroundings.host_bytes - (device.capacity_bytes if surroundings.is_main_memory else 0)
         cap = int(KV_SHARE_AUTO * max(free_bytes, 0))
-    tiering = TieringConfig(
+    host_bytes = cap_bytes(cap, layout)
+    index_bytes = _index_bytes(settings, layout, context_tokens=context_tokens)
+    tiering = tiering_of(settings, host_bytes=host_bytes, index_bytes=index_bytes)
+    return TierConfig(HostStoreConfig(host_bytes), tiering, cold_place(settings, layout))
+
+
+def tiering_of(settings: Settings, *, host_bytes: int, index_bytes: int | None) -> TieringConfig:
+    """How HOST of so many bytes and the device share the work."""
+    return TieringConfig(
         window_tokens=settings.device.window_tokens,
         staging_bytes=settings.host.staging_bytes,
-        page_cache_bytes=cap_bytes(cap, layout) // PAGE_SHARE if settings.attention.mode == "retrieval" else 0,
-        index_bytes=_index_bytes(settings, layout, context_tokens=context_tokens),
+        page_cache_bytes=host_bytes // PAGE_SHARE if settings.attention.mode == "retrieval" else 0,
+        index_bytes=index_bytes,
         chunk_tokens=settings.engine.chunk_tokens,
     )
-    return TierConfig(HostStoreConfig(cap_bytes(cap, layout)), tiering, cold_place(settings, layout))
 
 
 def _index_bytes(settings: Settings, layout: CacheLayout, *, context_tokens: int) -> int | None:

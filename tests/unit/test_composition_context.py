@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from h3kv.cli.app import app
-from h3kv.cli.session import choose_context
+from h3kv.composition import choose_context
 from h3kv.config import ModelSettings
 from h3kv.core.errors import ConfigError
 from h3kv.models.rope import RopeKind

@@ -1,0 +1,67 @@
+// Python face of the ring of records, of its bell, and of what decodes LZ4. tiers/remote/ring.py and tiers/cold/wrap.py
+// are the typed wrappers.
+#include "module_ring.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "h3/lz4_decode.hpp"
+#include "h3/record_ring.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using h3::Bell;
+using h3::RecordRing;
+using h3::RingResult;
+using Address = std::uint64_t;
+
+// How long a wait keeps Python from looking for signals.
+constexpr std::uint64_t kSliceNs = 100'000'000;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+bool push(RecordRing& ring, const nb::bytes& payload) {
+  const RingResult result = ring.push({payload.c_str(), payload.size()});
+  if (result == RingResult::kDamaged) throw std::invalid_argument("the reader's position is none");
+  return result == RingResult::kOk;
+}
+
+nb::object pop(RecordRing& ring) {
+  std::vector<char> payload;
+  const RingResult result = ring.pop(payload);
+  if (result == RingResult::kDamaged) throw std::invalid_argument("what was written is no record");
+  if (result == RingResult::kNone) return nb::none();
+  return nb::bytes(payload.data(), payload.size());
+}
+
+}  // namespace
+
+void bind_ring(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  m.attr("RING_HEADER_BYTES") = h3::kRingHeaderBytes;
+  m.attr("RECORD_HEADER_BYTES") = h3::kRecordHeaderBytes;
+  m.def("bell_signal", [](Address bell) { return at<Bell>(bell)->signal.load(); });
+  m.def("bell_ring", [](Address bell) { at<Bell>(bell)->ring(); }, Released());
+  m.def("bell_wait", [](Address bell, std::uint32_t seen, std::uint64_t timeout_ns, std::uint64_t spin_ns) {
+    at<Bell>(bell)->wait(seen, std::min(timeout_ns, kSliceNs), spin_ns);
+  }, Released());
+  m.def("ring_clear", [](Address ring) { RecordRing::clear(at(ring)); });
+  m.def("lz4_decode", [](Address source, std::size_t source_size, Address target, std::size_t target_size) {
+    return h3::lz4_decode(at(source), source_size, at(target), target_size);
+  }, Released());
+  nb::class_<RecordRing>(m, "RecordRing")
+      .def("__init__", [](RecordRing* self, Address memory, std::size_t capacity, std::uint32_t record_bytes_max) {
+        if (capacity == 0 || (capacity & (capacity - 1)) != 0) throw std::invalid_argument("no power of two");
+        new (self) RecordRing(at(memory), capacity, record_bytes_max);
+      })
+      .def("room", &RecordRing::room)
+      .def("push", &push)
+      .def("pop", &pop);
+}

@@ -1,0 +1,1 @@
+"""The processes of a node: one package each, which meet over gRPC and shared memory alone."""

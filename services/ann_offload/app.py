@@ -1,0 +1,90 @@
+"""Puts a worker together, serves until it is told to end, and takes it apart again.
+
+start   settings -> telemetry -> helping threads -> socket -> health says SERVING
+end     NOT_SERVING -> units under way end -> regions and crew are left -> socket -> telemetry
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+
+from h3kv import _native
+from h3kv.api.ann_offload.v1 import ann_offload_service_pb2 as pb
+from h3kv.api.ann_offload.v1 import ann_offload_service_pb2_grpc as pb_grpc
+from h3kv.core.errors import ConfigError
+from h3kv.rpc.client import PeerChannel
+from h3kv.rpc.convert import BOOT_TOKEN_BYTES
+from h3kv.rpc.reports import ProcessName
+from h3kv.rpc.server import RpcServer
+from h3kv.rpc.telemetry_reporter import TelemetryReporter
+from h3kv.service_process import StopSignal
+from h3kv.service_settings import describe_settings, read_settings
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metric import Service
+from h3kv.telemetry.metrics_server import DEFAULT_PORTS
+from h3kv.telemetry.process_telemetry import ProcessTelemetry
+from services.ann_offload.metrics import MetricsPump
+from services.ann_offload.servicer import AnnOffloadServicer
+from services.ann_offload.settings import Settings
+from services.ann_offload.worker import OffloadWorker
+
+_log = logging.getLogger(__name__)
+
+
+def serve() -> None:
+    """Run the process to its end.
+
+    Raises:
+        H3Error: it cannot start; the message says what to do.
+    """
+    settings = read_settings(Settings)
+    stop = StopSignal()
+    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.ANN_OFFLOAD])
+    with ProcessTelemetry(Service.ANN_OFFLOAD, config, instance=settings.instance) as telemetry:
+        _log.info("settings: %s", describe_settings(settings))
+        with contextlib.ExitStack() as stack:
+            server = start(settings, telemetry, stack)
+            log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
+            stop.wait()
+            server.announce(is_serving=False)
+        log_event(_log, "stopped", {spans.PEER: settings.instance})
+
+
+def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> RpcServer:
+    """Begin to help, then to answer. The stack takes all of it apart again.
+
+    Raises:
+        ConfigError, AddressInUseError: it cannot serve there, or this processor lacks the instruction set.
+    """
+    select_isa(settings.isa)
+    identity = ProcessName(settings.instance, secrets.token_bytes(BOOT_TOKEN_BYTES))
+    server = RpcServer(settings.server())
+    worker = OffloadWorker(settings.worker(), boot_token=identity.boot_token, tracer=telemetry.tracer)
+    pump = MetricsPump(worker, telemetry.metrics)
+    if settings.controller is not None:
+        channel = stack.enter_context(PeerChannel(settings.controller, credentials=settings.credentials.read()))
+        reporter = TelemetryReporter(channel, identity, telemetry=telemetry.metrics)
+        reporter.start()
+        stack.callback(reporter.stop)
+    pump.start()
+    stack.callback(pump.stop)
+    worker.start()
+    stack.callback(worker.stop, timeout_ns=settings.drain_ns)
+    server.add(pb_grpc.add_AnnOffloadServiceServicer_to_server, AnnOffloadServicer(identity, worker), pb.DESCRIPTOR)
+    server.start()
+    stack.callback(server.stop, grace_ns=0)
+    server.announce(is_serving=True)
+    return server
+
+
+def select_isa(wanted: str) -> None:
+    """Use an instruction set from now on. Raises ConfigError where the processor lacks it."""
+    if wanted == "auto":
+        return
+    if wanted not in _native.isa_list():
+        rule = f"this processor has {', '.join(_native.isa_list())}; choose one of them, or auto"
+        raise ConfigError(f"H3_ANN_OFFLOAD_ISA = {wanted!r}: {rule}", field="isa")
+    _native.isa_select(wanted)

@@ -1,0 +1,225 @@
+"""Puts the gateway together, serves until it is told to end, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from h3kv.core.errors import AddressInUseError, ConfigError, H3Error, PeerError
+from h3kv.core.units import NS_PER_S
+from h3kv.rpc.addresses import UnixAddress
+from h3kv.rpc.async_client import AsyncPeerChannel
+from h3kv.rpc.unix_socket import SocketClaim
+from h3kv.service_process import StopSignal
+from h3kv.service_settings import describe_settings, read_settings
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metric import Service
+from h3kv.telemetry.metrics_server import DEFAULT_PORTS
+from h3kv.telemetry.process_telemetry import ProcessTelemetry
+from services.gateway.answers import Answerer
+from services.gateway.metrics import RequestMeter, call_of
+from services.gateway.openai import ChatBody, CompletionBody, model_fields
+from services.gateway.problems import GONE, ClientGoneError, error_response, plain_response
+from services.gateway.settings import HttpSettings, Settings
+from services.gateway.worker import Worker
+
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+MODELS: Final = "/v1/models"
+HEALTH: Final = "/health"
+METRICS: Final = "/metrics"
+ROUTES: Final = frozenset({COMPLETIONS, CHAT, MODELS, HEALTH, METRICS})
+
+BACKLOG: Final = 512
+SERVER_ERROR: Final = 500
+
+_log = logging.getLogger(__name__)
+
+
+def serve() -> None:
+    """Run the process to its end.
+
+    Raises:
+        H3Error: it cannot start; the message says what to do.
+    """
+    settings = read_settings(Settings)
+    stop = StopSignal()
+    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.GATEWAY])
+    with ProcessTelemetry(Service.GATEWAY, config, instance=settings.instance) as telemetry:
+        _log.info("settings: %s", describe_settings(settings))
+        log_event(_log, "metrics", {spans.PEER: settings.instance, spans.ADDRESS: telemetry.server.url})
+        with contextlib.ExitStack() as stack:
+            listener = open_listener(settings.http, stack)
+            stop.check()
+            asyncio.run(_serve(settings, telemetry, listener))
+        log_event(_log, "stopped", {spans.PEER: settings.instance})
+
+
+def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:
+    """The application. It connects to gpu_worker when the server starts it."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncPeerChannel(settings.worker, credentials=settings.credentials.read()) as channel:
+            app.state.worker = Worker(channel, answer_ns=settings.request_ns)
+            app.state.answerer = Answerer(app.state.worker, telemetry.tracer, settings.http.body_max)
+            yield
+
+    app = FastAPI(lifespan=life, openapi_url=None)
+    _add_routes(app, telemetry)
+    _add_problems(app)
+    return RequestMeter(app, page=telemetry.metrics, routes=ROUTES, requests_max=settings.http.connections_max)
+
+
+def open_listener(http: HttpSettings, stack: contextlib.ExitStack) -> socket.socket:
+    """A socket that listens, closed with the stack.
+
+    Raises:
+        ConfigError: the host is one that other machines reach, and that was not allowed; or a folder is missing.
+        AddressInUseError: another process serves there.
+    """
+    if http.socket is not None:
+        path = http.socket.absolute()
+        claim = SocketClaim(UnixAddress(path))
+        stack.callback(claim.release)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with claim.binding(group=None):
+            listener.bind(os.fspath(path))
+    else:
+        _check_host(http)
+        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+        listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((http.host, http.port))
+        except OSError as error:
+            place = f"{http.host}:{http.port}"
+            raise AddressInUseError(
+                f"nothing can be served at {place} ({error}): end what serves there, or set http.port", address=place
+            ) from error
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _check_host(http: HttpSettings) -> None:
+    if http.is_remote_allowed or http.host == "localhost":
+        return
+    try:
+        is_local = ipaddress.ip_address(http.host).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local:
+        raise ConfigError(
+            f"http.host = {http.host}: other machines could use the node there without a password: name 127.0.0.1, or "
+            "allow it with http.is_remote_allowed",
+            field="http.host",
+        )
+
+
+async def _serve(settings: Settings, telemetry: ProcessTelemetry, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        make_app(settings, telemetry),
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(round(settings.drain_seconds), 1),
+    )
+    log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: _shown(listener)})
+    # Signals are uvicorn's while it serves, and come to `StopSignal` again afterwards.
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _add_routes(app: FastAPI, telemetry: ProcessTelemetry) -> None:
+    began_s = time.time_ns() // NS_PER_S
+
+    @app.post(COMPLETIONS)
+    async def complete(request: Request) -> Response:
+        return await _answerer(request).answer(request, CompletionBody)
+
+    @app.post(CHAT)
+    async def chat(request: Request) -> Response:
+        return await _answerer(request).answer(request, ChatBody)
+
+    @app.get(MODELS)
+    async def models(request: Request) -> Response:
+        found = await _worker(request).model(call_of(request.scope))
+        return JSONResponse({"object": "list", "data": [model_fields(found.name, began_s)]})
+
+    @app.get(HEALTH)
+    async def health(request: Request) -> Response:
+        try:
+            found = await _worker(request).model(call_of(request.scope))
+        except PeerError as error:
+            return error_response(error)
+        return JSONResponse({"status": "serving", "model": found.name})
+
+    @app.get(METRICS)
+    async def metrics(request: Request) -> Response:
+        page, content_type = telemetry.metrics.render(request.headers.get("accept", ""))
+        return Response(page, media_type=content_type)
+
+
+def _add_problems(app: FastAPI) -> None:
+    @app.exception_handler(H3Error)
+    async def refuse(request: Request, error: H3Error) -> Response:
+        response = error_response(error)
+        named = {spans.REQUEST_ID: call_of(request.scope).request_id, spans.ERROR_REASON: error.reason}
+        # Messages about requests quote them, and what users write is for no log.
+        log_event(_log, "request_failed", named, error=error if response.status_code >= SERVER_ERROR else None)
+        return response
+
+    @app.exception_handler(ClientGoneError)
+    async def forget(request: Request, error: ClientGoneError) -> Response:
+        del request, error
+        return Response(status_code=GONE)
+
+    @app.exception_handler(HTTPException)
+    async def refuse_path(request: Request, error: HTTPException) -> Response:
+        known = ", ".join(sorted(ROUTES))
+        return plain_response(error.status_code, f"{request.method} {request.url.path[:100]}: known are {known}")
+
+    @app.exception_handler(Exception)
+    async def report(request: Request, error: Exception) -> Response:
+        del error  # The server logs it.
+        request_id = call_of(request.scope).request_id
+        return plain_response(500, f"a mistake of ours ended request {request_id}: the gateway's log says where")
+
+
+def _worker(request: Request) -> Worker:
+    worker = request.app.state.worker
+    assert isinstance(worker, Worker)
+    return worker
+
+
+def _answerer(request: Request) -> Answerer:
+    answerer = request.app.state.answerer
+    assert isinstance(answerer, Answerer)
+    return answerer
+
+
+def _shown(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    if isinstance(name, str):
+        return str(UnixAddress(Path(name)))
+    host, port = name[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

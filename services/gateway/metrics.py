@@ -1,0 +1,104 @@
+"""What the gateway counts, and what every answer carries: an id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from h3kv.core.errors import PeerBusyError
+from h3kv.core.units import NS_PER_S
+from h3kv.rpc.call_context import REQUEST_ID, CallContext, read_context
+from h3kv.telemetry import names, spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metrics_page import MetricsPage
+from h3kv.telemetry.tracing import Attributes
+from services.gateway.problems import GONE, error_response
+
+CALL: Final = "h3.call"
+"""Where the scope of a request holds its `CallContext`."""
+OTHER: Final = "other"
+"""Route of requests for paths that are not served: their number is not bounded."""
+
+_log = logging.getLogger(__name__)
+
+
+class RequestMeter:
+    """Wraps the application: counts requests, bounds them, names them.
+
+    Args:
+        app: what answers.
+        page: receives counts.
+        routes: paths that are served.
+        requests_max: at a time; further ones are refused.
+    """
+
+    def __init__(self, app: ASGIApp, *, page: MetricsPage, routes: frozenset[str], requests_max: int) -> None:
+        self._app = app
+        self._page = page
+        self._routes = routes
+        self._requests_max = requests_max
+        self._in_flight = 0
+        page.gauge(names.HTTP_IN_FLIGHT, 0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI says."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = scope[CALL] = _named(scope)
+        status, began_ns = GONE, time.monotonic_ns()
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (REQUEST_ID.encode(), call.request_id.encode())]
+            await send(message)
+
+        self._change(1)
+        try:
+            app = self._app if self._in_flight <= self._requests_max else self._refusal()
+            await app(scope, receive, send_named)
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        finally:
+            self._change(-1)
+            self._report(scope["path"], status, time.monotonic_ns() - began_ns, call)
+
+    def _change(self, by: int) -> None:
+        self._in_flight += by
+        self._page.gauge(names.HTTP_IN_FLIGHT, self._in_flight)
+
+    def _refusal(self) -> ASGIApp:
+        message = f"{self._requests_max} requests are being answered: send it again later"
+        return error_response(PeerBusyError(message, peer="gateway"))
+
+    def _report(self, path: str, status: int, duration_ns: int, call: CallContext) -> None:
+        route = path if path in self._routes else OTHER
+        self._page.count(names.HTTP_REQUESTS, route=route, status=str(status))
+        self._page.observe(names.HTTP_DURATION, duration_ns / NS_PER_S, route=route)
+        ended: Attributes = {
+            spans.REQUEST_ID: call.request_id,
+            spans.OUTCOME: str(status),
+            spans.DURATION_NS: duration_ns,
+        }
+        level = logging.INFO if path.startswith("/v1/") else logging.DEBUG
+        log_event(_log, "request_ended", ended, level=level)
+
+
+def call_of(scope: Scope) -> CallContext:
+    """Id and trace of a request."""
+    call = scope[CALL]
+    assert isinstance(call, CallContext)
+    return call
+
+
+def _named(scope: Scope) -> CallContext:
+    """What the client sent, or new: a malformed id could break a log."""
+    sent = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    return read_context(tuple(sent))

@@ -1,0 +1,56 @@
+"""Settings of the gateway: the environment below `H3_GATEWAY_`, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from h3kv.config import Count, PathOrNone, Section, Size
+from h3kv.core.units import NS_PER_S
+from h3kv.service_settings import DELIMITER, AddressText, CredentialSettings, InstanceName, ProcessSettings
+
+
+class HttpSettings(Section):
+    """Where clients are answered."""
+
+    host: str = "127.0.0.1"
+    """Name or number of an address of this machine."""
+    port: Annotated[int, Field(ge=0, le=0xFFFF)] = 8000
+    """0: any that is free; the log says which."""
+    is_remote_allowed: bool = False
+    """Whether the host may be one that other machines reach: there is no password."""
+    socket: PathOrNone = None
+    """A unix socket in place of host and port, for its owner alone."""
+    body_max: Annotated[Size, Field(ge=1024, le=8 << 20)] = 4 << 20
+    """Largest body of a request. A million tokens of text fit."""
+    connections_max: Count = Field(default=256, ge=1)
+    """Requests at a time; further ones get status 429."""
+
+
+class Settings(ProcessSettings):
+    """All of them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="H3_GATEWAY_",
+        env_nested_delimiter=DELIMITER,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
+
+    instance: InstanceName = "gateway"
+    http: HttpSettings = HttpSettings()
+    worker: AddressText
+    """Where gpu_worker serves: `unix:///run/h3/gpu_worker.sock`, or a port, which needs credentials."""
+    credentials: CredentialSettings = CredentialSettings()
+    request_seconds: float = Field(default=3600.0, gt=0.0, le=86_400.0)
+    """How long an answer may take, from its request to its last token."""
+    drain_seconds: float = Field(default=20.0, ge=0.0, le=3600.0)
+    """How long answers that run may go on after the process was told to end."""
+
+    @property
+    def request_ns(self) -> int:
+        """How long an answer may take."""
+        return round(self.request_seconds * NS_PER_S)

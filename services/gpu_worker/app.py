@@ -1,0 +1,158 @@
+"""Puts gpu_worker together, serves until it is told to end, and takes it apart again.
+
+start   settings -> telemetry -> socket -> model -> node -> engine's thread -> health says SERVING
+end     NOT_SERVING -> no new requests -> answers end, within a bound -> socket -> node -> telemetry
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from typing import Final
+
+from h3kv.api.common.v1 import types_pb2
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
+from h3kv.attention.native import DTYPES
+from h3kv.composition import load, open_node
+from h3kv.core.units import NS_PER_S
+from h3kv.engine.clock import MonotonicClock
+from h3kv.models.loader import LoadedModel
+from h3kv.node import Node
+from h3kv.rpc.convert import BOOT_TOKEN_BYTES
+from h3kv.rpc.server import RpcServer, ServerConfig
+from h3kv.service_process import StopSignal
+from h3kv.service_settings import describe_settings, read_settings
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metric import Service
+from h3kv.telemetry.metrics_server import DEFAULT_PORTS
+from h3kv.telemetry.process_telemetry import ProcessTelemetry
+from services.gpu_worker.loop import EngineLoop
+from services.gpu_worker.messages import PromptReader
+from services.gpu_worker.metrics import Observer, WorkerRecorder, prepare
+from services.gpu_worker.servicer import GpuWorkerServicer, Served
+from services.gpu_worker.settings import Settings
+from services.gpu_worker.tiers import RemoteTierOpener
+
+CALLS_BESIDE_ANSWERS: Final = 16
+"""Short calls that find a thread while every request has one."""
+
+CALLS_END_NS: Final = NS_PER_S
+"""For calls to end whose answers have ended."""
+
+_log = logging.getLogger(__name__)
+
+
+def serve() -> None:
+    """Run the process to its end.
+
+    Raises:
+        H3Error: it cannot start; the message says what to do.
+        BaseException: what broke the engine.
+    """
+    settings = read_settings(Settings)
+    stop = StopSignal()
+    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.GPU_WORKER])
+    with ProcessTelemetry(Service.GPU_WORKER, config, instance=settings.instance) as telemetry:
+        _log.info("settings: %s", describe_settings(settings))
+        log_event(_log, "metrics", {spans.PEER: settings.instance, spans.ADDRESS: telemetry.server.url})
+        prepare(telemetry.metrics)
+        with contextlib.ExitStack() as stack:
+            _run(settings, stop, telemetry, stack)
+        log_event(_log, "stopped", {spans.PEER: settings.instance})
+    if stop.failure is not None:
+        raise stop.failure
+
+
+def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
+    server = RpcServer(
+        ServerConfig(
+            settings.address,
+            credentials=settings.credentials.read(),
+            socket_group=settings.socket_group,
+            threads=settings.requests_max + CALLS_BESIDE_ANSWERS,
+            calls_max=settings.requests_max + 2 * CALLS_BESIDE_ANSWERS,
+        )
+    )
+    recorder, clock = WorkerRecorder(telemetry.metrics), MonotonicClock()
+    model = load(settings.node, on_progress=lambda *_: stop.check()).model
+    stop.check()
+    boot_token = secrets.token_bytes(BOOT_TOKEN_BYTES)
+    remote = _remote_tiers(settings, model, boot_token, stack)
+    node = stack.enter_context(open_node(model, settings.node, clock, telemetry=recorder, open_stores=remote))
+    observer = Observer(recorder, node)
+
+    def after_step(held: Node) -> None:
+        observer.look(held, clock.now_ns())
+        if remote is not None:
+            remote.tick()
+
+    loop = EngineLoop(
+        node,
+        tracer=telemetry.tracer,
+        requests_max=settings.requests_max,
+        name=settings.instance,
+        on_failure=stop.stop,
+        on_step=after_step,
+    )
+    served = Served(
+        identity=types_pb2.ProcessIdentity(name=settings.instance, boot_token=boot_token),
+        model=describe_model(settings, model, node),
+        prompts=PromptReader(node.tokenizer, settings.engine.max_new_tokens),
+        loop=loop,
+        observer=observer,
+        tracer=telemetry.tracer,
+        device=str(model.weights.embedding_VI.device),
+    )
+    server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
+    server.start()
+    stack.callback(server.stop, grace_ns=CALLS_END_NS)
+    stack.callback(lambda: node.check_integrity() if stop.failure is None else None)
+    loop.start()
+    stack.callback(loop.stop)
+    server.announce(is_serving=True)
+    log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
+    stop.wait()
+    server.announce(is_serving=False)
+    log_event(_log, "draining", {spans.PEER: settings.instance})
+    loop.drain(settings.drain_ns)
+    server.stop(grace_ns=CALLS_END_NS)
+
+
+def _remote_tiers(
+    settings: Settings, model: LoadedModel, boot_token: bytes, stack: contextlib.ExitStack
+) -> RemoteTierOpener | None:
+    """What opens the tiers of `nvme_io`; None where they are this process's own."""
+    owner = settings.owner
+    if owner is None:
+        return None
+    return RemoteTierOpener(
+        settings.node,
+        owner,
+        name=settings.instance,
+        boot_token=boot_token,
+        device=model.weights.embedding_VI.device,
+        closing=stack,
+    )
+
+
+def describe_model(settings: Settings, model: LoadedModel, node: Node) -> pb.GetModelResponse:
+    """What `GetModel` answers for the life of the process."""
+    config, layout = model.config, node.pool.layout
+    return pb.GetModelResponse(
+        name=settings.public_model_name,
+        fingerprint=node.fingerprint,
+        context_tokens=config.max_context,
+        vocabulary_size=config.vocabulary_size,
+        layers=config.layers,
+        query_heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=DTYPES[model.weights.embedding_VI.dtype].value,
+        encoding=settings.attention.encoding,
+        attention=settings.attention.mode,
+        token_bytes=layout.token_bytes,
+        has_chat_template=model.tokenizer.chat_template is not None,
+    )

@@ -1,0 +1,167 @@
+"""GpuWorkerService: messages in, messages out; what happens between lies in the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from h3kv.api.common.v1 import types_pb2
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
+from h3kv.core.errors import H3Error, RequestError
+from h3kv.core.types import Tier
+from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.engine.events import Finished
+from h3kv.engine.stopping import FinishReason
+from h3kv.node import Node
+from h3kv.rpc.call_context import CallContext, read_context
+from h3kv.rpc.convert import statistics_message
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.trace_context import parse_traceparent
+from h3kv.telemetry.tracing import Attributes, Span, Tracer
+from services.gpu_worker.eviction import Evicted, evict_cold
+from services.gpu_worker.loop import Answer, EngineLoop
+from services.gpu_worker.messages import PromptReader, event_message, tier_tokens
+from services.gpu_worker.metrics import Observer
+
+MARGIN_NS: Final = 50 * NS_PER_MS
+"""Left of a call's time for its answer to travel."""
+
+CACHED: Final = {
+    Tier.DEVICE: spans.CACHED_DEVICE_TOKENS,
+    Tier.HOST: spans.CACHED_HOST_TOKENS,
+    Tier.NVME: spans.CACHED_NVME_TOKENS,
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the calls are answered from."""
+
+    identity: types_pb2.ProcessIdentity
+    model: pb.GetModelResponse
+    prompts: PromptReader
+    loop: EngineLoop
+    observer: Observer
+    tracer: Tracer
+    device: str
+    """As torch names it."""
+
+
+class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
+    """Thread-safe, as its parts are."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        """See the protocol."""
+        call = read_context(context.invocation_metadata())
+        named = {spans.REQUEST_ID: call.request_id}
+        parent = parse_traceparent(call.traceparent)
+        with self._served.tracer.begin(spans.GENERATE, parent=parent, attributes=named) as span:
+            asked = self._served.prompts.read_request(request)
+            span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
+            answer = self._served.loop.submit(asked, trace=span.context)
+            try:
+                if not context.add_callback(answer.cancel):
+                    return  # The caller had gone before.
+                yield from self._events(answer, span, call)
+            finally:
+                answer.cancel()
+
+    def Tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeResponse:
+        """See the protocol."""
+        del context
+        return pb.TokenizeResponse(ids=self._served.prompts.read_prompt(request))
+
+    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.GetModelResponse:
+        """See the protocol."""
+        del request, context
+        return self._served.model
+
+    def GetStatistics(
+        self, request: pb.GetStatisticsRequest, context: grpc.ServicerContext
+    ) -> pb.GetStatisticsResponse:
+        """See the protocol."""
+        del request, context
+        now = self._served.observer.snapshot
+        return pb.GetStatisticsResponse(
+            server=self._served.identity,
+            tiers=[
+                statistics_message(statistics, pinned_bytes=now.pinned_bytes.get(tier, 0))
+                for tier, statistics in now.tiers.items()
+            ],
+            requests_running=now.requests_running,
+            requests_waiting=now.requests_waiting,
+            requests_total=now.requests_total,
+            prefill_tokens_total=now.prefill_tokens_total,
+            cached_tokens_total=tier_tokens(now.cached_tokens_total),
+            decode_tokens_total=now.decode_tokens_total,
+            segments_cached=now.segments_cached,
+            cold_kv_ratio=now.cold_kv_ratio,
+            recall=now.recall,
+            units_taken_back_total=now.units_taken_back_total,
+        )
+
+    def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromoteResponse:
+        """See the protocol. No device holds whole segments in this version."""
+        del request, context
+        raise self._no_device_segments("Promote")
+
+    def Demote(self, request: pb.DemoteRequest, context: grpc.ServicerContext) -> pb.DemoteResponse:
+        """See the protocol. No device holds whole segments in this version."""
+        del request, context
+        raise self._no_device_segments("Demote")
+
+    def EvictCold(self, request: pb.EvictColdRequest, context: grpc.ServicerContext) -> pb.EvictColdResponse:
+        """See the protocol."""
+        if request.idle_ns:
+            raise RequestError("idle_ns: this version does not know how long segments were idle; leave it out")
+        size_bytes = request.size_bytes if request.HasField("size_bytes") else None
+        timeout_ns = max(round(context.time_remaining() * NS_PER_S) - MARGIN_NS, MARGIN_NS)
+
+        def evict(node: Node) -> Evicted:
+            return evict_cold(node.pool, size_bytes=size_bytes)
+
+        evicted = self._served.loop.call(evict, timeout_ns=timeout_ns)
+        return pb.EvictColdResponse(segments=evicted.segments, size_bytes=evicted.size_bytes)
+
+    def _events(self, answer: Answer, span: Span, call: CallContext) -> Iterator[pb.GenerateResponse]:
+        outcome: Attributes = {spans.REASON: FinishReason.CANCELLED.value}
+        try:
+            for event in answer:
+                if isinstance(event, Finished):
+                    outcome = outcome_of(event)
+                yield event_message(event)
+        except H3Error as error:
+            outcome = {spans.REASON: error.reason}
+            raise
+        finally:
+            span.set(outcome)
+            log_event(_log, "answer_ended", {spans.REQUEST_ID: call.request_id, **outcome}, trace=span.context)
+
+    def _no_device_segments(self, method: str) -> RequestError:
+        return RequestError(
+            f"{method}: the device of this node is {self._served.device}, which holds no whole segments beside HOST: "
+            "turn moves between HOST and DEVICE off in the controller"
+        )
+
+
+def outcome_of(event: Finished) -> Attributes:
+    """How an answer ended, for its span and its log line."""
+    statistics = event.statistics
+    found = {CACHED[tier]: tokens for tier, tokens in statistics.cached_tokens.items()}
+    return {
+        spans.PROMPT_TOKENS: statistics.prompt_tokens,
+        spans.GENERATED_TOKENS: statistics.generated_tokens,
+        spans.REASON: event.reason.value,
+        **found,
+    }

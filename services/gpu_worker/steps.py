@@ -1,0 +1,55 @@
+"""Spans of the steps of one request: every chunk of its prompt, and some of the steps of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from h3kv.engine.events import Event, Failed, PrefillProgress, TokenGenerated
+from h3kv.telemetry import spans
+from h3kv.telemetry.trace_context import TraceContext
+from h3kv.telemetry.tracing import Span, Tracer
+
+
+class StepSpans:
+    """Of each step: `begin` before it, `end` after it.
+
+    Args:
+        tracer: where spans go.
+        parent: the request's own span; None where it is not traced.
+    """
+
+    def __init__(self, tracer: Tracer, parent: TraceContext | None) -> None:
+        self._tracer = tracer
+        self._parent = parent
+        self._read_tokens: int | None = None
+        self._steps = 0
+        self._span: Span | None = None
+
+    def begin(self, *, is_prefill: bool) -> TraceContext | None:
+        """The context for what happens inside the step; None where that is not traced."""
+        if self._parent is None:
+            return None
+        if is_prefill:
+            self._span = self._tracer.begin(spans.PREFILL, parent=self._parent)
+        elif self._tracer.traces_step(self._steps, self._parent):
+            # The engine advances one sequence in a step.
+            step = {spans.STEP: self._steps, spans.SEQUENCES: 1}
+            self._span = self._tracer.begin(spans.DECODE_STEP, parent=self._parent, attributes=step)
+        return None if self._span is None else self._span.context
+
+    def end(self, events: Sequence[Event]) -> None:
+        """Take notice of what the step gave: nothing where it has to be taken again."""
+        progress = next((event for event in events if isinstance(event, PrefillProgress)), None)
+        span, self._span = self._span, None
+        if progress is not None:
+            before = progress.cached_tokens if self._read_tokens is None else self._read_tokens
+            self._read_tokens = progress.done_tokens
+            if span is not None:
+                span.set({spans.TOKENS: max(progress.done_tokens - before, 0)})
+        else:
+            self._steps += any(isinstance(event, TokenGenerated) for event in events)
+        if span is not None:
+            for event in events:
+                if isinstance(event, Failed):
+                    span.fail(event.error)
+            span.end()

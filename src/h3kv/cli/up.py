@@ -1,0 +1,143 @@
+"""`h3 up`: the processes of a node on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from h3kv.config import Settings
+from h3kv.core.errors import ConfigError
+from h3kv.core.units import NS_PER_S, TokenCount, format_cap, format_size
+from h3kv.supervisor.log_lines import LineSink
+from h3kv.supervisor.node_plan import NodeOptions, facts_of, find_services, plan_node
+from h3kv.supervisor.run_folder import make_folder, remove_facts, write_facts
+from h3kv.supervisor.supervisor import Supervisor, SupervisorConfig
+from h3kv.telemetry.metric import Service
+
+SECTIONS: Final = ("model", "device", "attention", "tiering", "engine", "runtime")
+"""Of `h3_config.yaml`, that `gpu_worker` takes under the same names. The others are for `nvme_io`."""
+OWN_NAME: Final = "h3"
+
+
+@dataclass(frozen=True, slots=True)
+class UpRequest:
+    """What was asked for on the command line."""
+
+    run_folder: Path
+    offload_workers: int
+    http_host: str
+    http_port: int
+    directory: str
+    tracing_endpoint: str | None
+    drain_ns: int
+
+
+class EndSignals:
+    """Ctrl-C and SIGTERM while it is entered: the first asks to end, the second to hurry."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+        self._count = 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether one came."""
+        return self._count > 0
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether another one came after it."""
+        return self._count > 1
+
+    def wait(self, duration_ns: int) -> None:
+        """Return after that time, or when a signal comes."""
+        self._came.wait(duration_ns / NS_PER_S)
+        self._came.clear()
+
+    def __enter__(self) -> EndSignals:
+        self._before = {each: signal.signal(each, self._remember) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._count += 1
+        self._came.set()
+
+
+def run_node(settings: Settings, request: UpRequest) -> None:
+    """Start all processes, keep them running, and end them on Ctrl-C.
+
+    Raises:
+        ConfigError: `services` cannot be found, a process refuses its settings, or the folder is open to others.
+        PeerUnavailableError: a process does not serve in time.
+    """
+    specs = plan_node(_options(settings, request), services_folder=find_services())
+    make_folder(request.run_folder)
+    sink = LineSink(sys.stderr, width=max(len(spec.name) for spec in specs))
+    with EndSignals() as signals:
+        supervisor = Supervisor(
+            specs,
+            sink,
+            config=SupervisorConfig(drain_ns=request.drain_ns),
+            wait=signals.wait,
+            is_ending=lambda: signals.is_ending,
+        )
+        try:
+            write_facts(request.run_folder, facts_of(specs))
+            supervisor.start()
+            if not signals.is_ending:
+                url = f"http://{request.http_host}:{request.http_port}"
+                sink.write(OWN_NAME, f"the node answers at {url}/v1; Ctrl-C ends it")
+            supervisor.watch()
+            sink.write(OWN_NAME, "ending; Ctrl-C again ends it at once")
+        finally:
+            supervisor.close(is_hurried=lambda: signals.is_hurried)
+            remove_facts(request.run_folder)
+
+
+def _options(settings: Settings, request: UpRequest) -> NodeOptions:
+    worker = {name.upper(): getattr(settings, name).model_dump_json() for name in SECTIONS}
+    return NodeOptions(
+        run_folder=request.run_folder,
+        offload_workers=request.offload_workers,
+        http_host=request.http_host,
+        http_port=request.http_port,
+        directory=request.directory,
+        tracing_endpoint=request.tracing_endpoint,
+        settings={Service.GPU_WORKER: worker, Service.NVME_IO: _caps(settings)},
+    )
+
+
+def _caps(settings: Settings) -> dict[str, str]:
+    """What `nvme_io` takes of the sections for HOST and the cold store; its own defaults where nothing was said.
+
+    Raises:
+        ConfigError: a cap in tokens, whose bytes only the model knows.
+    """
+    nvme = settings.nvme
+    told = {
+        "HOST_BYTES": _bytes(settings.host.kv_bytes, "host.kv_bytes"),
+        "INDEX_BYTES": _bytes(settings.host.index_bytes, "host.index_bytes"),
+        "CAPACITY": _bytes(nvme.capacity, "nvme.capacity"),
+        "WRITE_BYTES_PER_DAY": _bytes(nvme.write_bytes_per_day, "nvme.write_bytes_per_day"),
+        "STORE": None if nvme.store is None else str(nvme.store.absolute()),
+        "BACKEND": nvme.backend,
+        "WRAP": nvme.wrap,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _bytes(cap: int | TokenCount | str | None, field: str) -> str | None:
+    if isinstance(cap, TokenCount):
+        message = f"{field} = {format_cap(cap)}: a node of processes takes it in bytes, such as 4GiB"
+        raise ConfigError(message, field=field)
+    return format_size(cap) if isinstance(cap, int) else None

@@ -1,0 +1,33 @@
+"""Whole answers with attention spread over helpers are those of one process, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.attention.spread import Spread
+
+from h3kv.core.types import Encoding
+from h3kv.testing.engines import layout_of, one_thread, prompt_tokens
+from h3kv.testing.tiered_rig import tiered_rig
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("encoding", [Encoding.RAW, Encoding.INT8, Encoding.K8V4])
+def test_answers_over_three_tiers_are_the_same_with_helpers(encoding: Encoding, tmp_path: Path) -> None:
+    prompt = prompt_tokens(3, 3000)
+    spread = Spread()
+    answers = []
+    with one_thread():
+        for name in ("alone", "spread"):
+            (tmp_path / name).mkdir()
+            with tiered_rig(tmp_path / name, layout=layout_of(encoding)) as rig, spread.helped(2):
+                if name == "spread":
+                    rig.pool.attend_with(spread.attention)
+                answers.append(rig.answer(prompt, max_new_tokens=150)[0])
+                rig.engine.check_integrity()
+    statistics = spread.attention.statistics()
+    assert answers[0] == answers[1]
+    assert statistics.shared > 0 and statistics.units_helped > 0
+    spread.close()

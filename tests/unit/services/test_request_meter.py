@@ -1,0 +1,100 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from h3kv.telemetry import names
+from h3kv.telemetry.metric import Service
+from h3kv.telemetry.metrics_page import MetricsPage
+from services.gateway.metrics import RequestMeter, call_of
+
+
+class Served:
+    """A metered application and what it sends."""
+
+    def __init__(self, app: ASGIApp, *, requests_max: int = 8) -> None:
+        self.page = MetricsPage(Service.GATEWAY)
+        self.meter = RequestMeter(app, page=self.page, routes=frozenset({"/known"}), requests_max=requests_max)
+
+    async def ask(self, path: str, *, headers: dict[str, str] | None = None) -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "headers": raw}
+        await self.meter(scope, receive, send)
+        return sent
+
+    def count(self, route: str, status: int) -> float:
+        return self.page.value(names.HTTP_REQUESTS, route=route, status=str(status))
+
+    @property
+    def in_flight(self) -> float:
+        return self.page.value(names.HTTP_IN_FLIGHT)
+
+
+async def greet(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(call_of(scope).request_id)(scope, receive, send)
+
+
+def header(sent: list[Message], name: bytes) -> bytes | None:
+    return dict(sent[0]["headers"]).get(name)
+
+
+def test_answers_are_counted_by_route_and_named() -> None:
+    served = Served(greet)
+    sent = asyncio.run(served.ask("/known", headers={"x-request-id": "r-1"}))
+    assert header(sent, b"x-request-id") == sent[1]["body"] == b"r-1"
+    asyncio.run(served.ask("/whatever/1"))
+    asyncio.run(served.ask("/whatever/2"))
+    assert (served.count("/known", 200), served.count("other", 200), served.in_flight) == (1, 2, 0)
+
+
+def test_requests_beyond_the_bound_are_refused_to_be_sent_again() -> None:
+    opened = asyncio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await opened.wait()
+        await greet(scope, receive, send)
+
+    served = Served(wait, requests_max=1)
+
+    async def both() -> list[Message]:
+        first = asyncio.ensure_future(served.ask("/known"))
+        await asyncio.sleep(0)
+        assert served.in_flight == 1
+        refused = await served.ask("/known")
+        opened.set()
+        assert (await first)[0]["status"] == 200
+        return refused
+
+    refused = asyncio.run(both())
+    assert (refused[0]["status"], header(refused, b"retry-after")) == (429, b"1")
+    assert json.loads(refused[1]["body"])["error"]["code"] == "peer_busy"
+    assert (served.count("/known", 429), served.count("/known", 200), served.in_flight) == (1, 1, 0)
+
+
+def test_client_that_goes_is_counted_as_gone() -> None:
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    served = Served(wait)
+
+    async def leave() -> None:
+        asked = asyncio.ensure_future(served.ask("/known"))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(leave())
+    assert (served.count("/known", 499), served.in_flight) == (1, 0)

@@ -1,0 +1,47 @@
+"""Which processes a node has, and what each is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from h3kv.core.errors import ConfigError
+from h3kv.supervisor.node_plan import NodeOptions, facts_of, plan_node
+from h3kv.telemetry.metric import Service
+
+
+def test_the_store_comes_first_and_the_gateway_last(tmp_path: Path) -> None:
+    plan = plan_node(NodeOptions(run_folder=tmp_path, offload_workers=2), services_folder=tmp_path)
+    by_stage = sorted((spec.stage, spec.name) for spec in plan)
+    assert by_stage == [
+        (0, "nvme_io"),
+        (1, "ann_offload-0"),
+        (1, "ann_offload-1"),
+        (1, "migration_controller"),
+        (2, "gpu_worker"),
+        (3, "gateway"),
+    ]
+
+
+def test_each_process_has_its_own_socket_and_metrics_port(tmp_path: Path) -> None:
+    facts = facts_of(plan_node(NodeOptions(run_folder=tmp_path, offload_workers=3), services_folder=tmp_path))
+    assert len({each.address for each in facts}) == len(facts)
+    assert len({each.metrics_url for each in facts}) == len(facts)
+
+
+def test_what_is_chosen_reaches_its_process_alone(tmp_path: Path) -> None:
+    options = NodeOptions(run_folder=tmp_path, settings={Service.GPU_WORKER: {"MODEL": '{"source": "x"}'}})
+    told = {spec.name: spec.environment for spec in plan_node(options, services_folder=tmp_path)}
+    assert told["gpu_worker"]["H3_GPU_WORKER_MODEL"] == '{"source": "x"}'
+    assert told["gateway"]["H3_GATEWAY_WORKER"] == f"unix://{tmp_path}/gpu_worker.sock"
+    assert all(
+        name.startswith(f"H3_{process.rpartition('-')[0].upper() or process.upper()}_")
+        for process, environment in told.items()
+        for name in environment
+    )
+
+
+def test_too_many_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="offload_workers = 65"):
+        plan_node(NodeOptions(run_folder=tmp_path, offload_workers=65), services_folder=tmp_path)

@@ -2,16 +2,16 @@
 
 Shapes: L layers, K KV heads, N pages, B pages of a run, S indexed segments.
 
-    columns   0 ........... 15 | 16 | 17 | 18 | 19 ...
-              lead: a segment  | block 0, 1, 2, ...
-              that is partly   |
-              used             |
+    columns   -32 .......... -17 | -16 ........... -1 | 0 | 1 | 2 ...
+              the second segment | the first segment  | block 0, 1, 2, ...
+              that is partly     | that is partly     |
+              used               | used               |
 
-Column 16 + b is block b of the sequence, whose tokens are 64 b and up. The tokens of a clustered segment are permuted.
+Column b is block b of the sequence, whose tokens are 64 b and up. The tokens of a clustered segment are permuted.
 Where all of them are used, nobody sees the difference, since all of them lie before any query. Where only the first
 blocks are used, every page of the segment holds some tokens of the sequence and some strangers: its pages stand in the
-lead, under the positions that its tokens have in the sequence, and the columns of its blocks stay empty. At most one
-clustered segment is partly used; whoever mounts sees to it.
+lead, in front of block 0, under the positions that its tokens have in the sequence, and the columns of its blocks stay
+empty.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from numpy.typing import NDArray
 from h3kv.attention.native import PAGE_DTYPE, RunOffsets, write_addresses
 from h3kv.attention.retrieval import INDEXED_DTYPE
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.types import SegmentId
-
-LEAD: Final = SEGMENT_BLOCKS_MAX
-"""Columns in front."""
 
 UNSEEN: Final = np.iinfo(np.int32).max
 """Position of a stranger: after any query."""
@@ -60,7 +57,7 @@ class PageRun:
 
 @dataclass(frozen=True, slots=True)
 class ColdRun:
-    """Columns [start, end) of a segment that lies on NVMe in one layer."""
+    """Columns [start, end) of a segment that lies on NVMe in one layer; negative in the lead."""
 
     start: int
     end: int
@@ -75,6 +72,23 @@ class _Indexed:
     end: int
     rows_L: NDArray[np.void]
     segment: SegmentId
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """A clustered segment of which the first blocks are used."""
+
+    blocks: range
+    """Of the sequence."""
+    column: int
+    """Of its first page: negative."""
+    positions_LKT: NDArray[np.int32]
+    """In the sequence, of all tokens in its pages."""
+
+    @property
+    def pages(self) -> int:
+        """Of the whole segment, in one layer and KV head."""
+        return int(self.positions_LKT.shape[2]) // BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +117,12 @@ class PageTable:
     def __init__(self, layout: CacheLayout, *, pages: int, is_native: bool) -> None:
         self._layout = layout
         self._is_native = is_native
-        self._table_LKN = _new_table(layout, max(pages, 1))
+        # Columns that there is room for in front of block 0, and those of them that are used: the nearest.
+        self._front = self._lead = 0
+        self._table_LKN = _new_table(layout, max(pages, 1), front=0)
         self._is_device_N = np.ones(self._table_LKN.shape[2], dtype=bool)
-        self._lead = 0
-        # Of the segment that is partly used: its blocks of the sequence, and the positions in its pages.
-        self._partial = range(0)
-        self._positions_LKT: NDArray[np.int32] | None = None
+        # By first block, in the order in which they were mounted, which is that of the blocks.
+        self._partials: dict[int, _Partial] = {}
         self._cold_L: list[dict[int, ColdRun]] = [{} for _ in range(layout.layers)]
         self._indexed: dict[int, _Indexed] = {}
         self._retrievable: tuple[int, IndexedSegments] | None = None
@@ -123,9 +137,14 @@ class PageTable:
         return self._counted
 
     @property
+    def strangers(self) -> int:
+        """Tokens in the pages of the view that are none of the sequence's."""
+        return BLOCK_TOKENS * sum(partial.pages - len(partial.blocks) for partial in self._partials.values())
+
+    @property
     def is_device_N(self) -> NDArray[np.bool_]:
         """Which columns of the view the device's kernels reach."""
-        return self._is_device_N[LEAD - self._lead :][: self._width]
+        return self._is_device_N[self._front - self._lead :][: self._width]
 
     def view(self, layer: int) -> NDArray[Any]:
         """The pages that hold the counted tokens, [K, N]."""
@@ -141,7 +160,7 @@ class PageTable:
         Clustered segments have no order of tokens there: none may be placed.
         """
         assert not self._indexed and not self._lead, "tokens of clustered segments do not lie in order"
-        table_KN = self._table_LKN[layer, :, LEAD : LEAD - (-tokens // BLOCK_TOKENS)].copy()
+        table_KN = self._table_LKN[layer, :, self._front : self._front - (-tokens // BLOCK_TOKENS)].copy()
         table_KN["count"] = np.clip(tokens - table_KN["first"], 0, BLOCK_TOKENS)
         return table_KN
 
@@ -152,7 +171,7 @@ class PageTable:
 
     def column(self, column: int) -> int:
         """A column of the table, counted in the view."""
-        return column - (LEAD - self._lead)
+        return column + self._lead
 
     def place(self, start: int, blocks: int, run: PageRun) -> None:
         """Say where blocks [start, start + blocks) lie. They were placed before, or follow the last one that was.
@@ -170,7 +189,7 @@ class PageTable:
         if run.clustered_blocks > blocks:
             self._place_partial(start, blocks, run)
         else:
-            self._place_columns(LEAD + start, blocks, run)
+            self._place_columns(start, blocks, run)
             is_reached = self._is_native or not run.is_device
             if run.clustered_blocks and run.index_L is not None and run.segment is not None and is_reached:
                 self._indexed[start] = _Indexed(end, self._index_rows(run), run.segment)
@@ -182,26 +201,28 @@ class PageTable:
         self.pages = pages
         self._retrievable = None
         for cold in self._cold_L:
-            for start in [start for start in cold if start >= LEAD + pages]:
+            for start in [start for start in cold if start >= pages]:
                 del cold[start]
         for start in [start for start in self._indexed if start >= pages]:
             del self._indexed[start]
-        if self._lead and pages <= self._partial.start:
-            self._drop_partial()
-        assert not self._lead or pages >= self._partial.stop, "a segment that is partly used cannot be cut again"
+        for start in [start for start in self._partials if start >= pages]:
+            self._drop_partial(self._partials.pop(start))
+        ends = [partial.blocks.stop for partial in self._partials.values()]
+        assert all(end <= pages for end in ends), "a segment that is partly used cannot be cut again"
 
     def count(self, end: int) -> None:
         """Make the counts say that pages hold tokens 0 to `end`."""
         assert end <= self.pages * BLOCK_TOKENS, f"{end} tokens do not fit {self.pages} pages"
         low, high = sorted((self._counted, end))
-        changed = slice(LEAD + low // BLOCK_TOKENS, LEAD - (-high // BLOCK_TOKENS))
+        front = self._front
+        changed = slice(front + low // BLOCK_TOKENS, front - (-high // BLOCK_TOKENS))
         pages_LKN = self._table_LKN[:, :, changed]
         pages_LKN["count"] = np.clip(end - pages_LKN["first"], 0, BLOCK_TOKENS)
-        if self._lead:
-            self._table_LKN["count"][:, :, LEAD + self._partial.start : LEAD + self._partial.stop] = 0
+        for partial in self._partials.values():
+            self._table_LKN["count"][:, :, front + partial.blocks.start : front + partial.blocks.stop] = 0
         self._counted = end
         if not self._views_L or self._views_L[0].shape[1] != self._width:
-            start = LEAD - self._lead
+            start = front - self._lead
             self._views_L = list(self._table_LKN[:, :, start : start + self._width])
             self._retrievable = None
 
@@ -212,7 +233,7 @@ class PageTable:
             found = [self._indexed[start] for start in starts]
             others_N = np.ones(self._width, dtype=bool)
             for start, segment in zip(starts, found, strict=True):
-                others_N[self._lead + start : self._lead + segment.end] = False
+                others_N[self.column(start) : self.column(segment.end)] = False
             rows_LS = np.zeros((self._layout.layers, len(found)), dtype=INDEXED_DTYPE)
             for place, segment in enumerate(found):
                 rows_LS[:, place] = segment.rows_L
@@ -227,46 +248,56 @@ class PageTable:
 
     def _place_columns(self, column: int, blocks: int, run: PageRun) -> None:
         offsets = self._offsets(blocks, run)
+        at = self._front + column
         for layer, address in enumerate(run.addresses_L):
             if address is None:
                 assert run.segment is not None, "only a segment can lie with a source"
                 self._cold_L[layer][column] = ColdRun(column, column + blocks, run.segment, offsets)
                 # Whatever lies there now is not this segment.
                 for part in ("keys", "values", "nibbles", "scales", "residues"):
-                    self._table_LKN[part][layer, :, column : column + blocks] = 0
+                    self._table_LKN[part][layer, :, at : at + blocks] = 0
             else:
                 self._cold_L[layer].pop(column, None)
-                write_addresses(self._table_LKN[layer], column, address, offsets, layout=self._layout.slab.page)
-        self._is_device_N[column : column + blocks] = run.is_device
+                write_addresses(self._table_LKN[layer], at, address, offsets, layout=self._layout.slab.page)
+        self._is_device_N[at : at + blocks] = run.is_device
 
     def _place_partial(self, start: int, blocks: int, run: PageRun) -> None:
         """All pages of a clustered segment, of which the first blocks' tokens are the sequence's."""
-        assert self._lead in {0, run.clustered_blocks} and run.first_block == 0, "one segment is partly used"
-        lead, column = run.clustered_blocks, LEAD - run.clustered_blocks
-        if not self._lead:
-            assert run.index_L is not None, "places are read from the index"
-            self._lead = lead
-            self._partial = range(start, start + blocks)
-            self._positions_LKT = self._positions(run.index_L, run)
-            pages_LKN = self._table_LKN[:, :, column:LEAD]
-            stride = 4 * BLOCK_TOKENS
-            rows = self._positions_LKT.ctypes.data + np.arange(self._positions_LKT.size // BLOCK_TOKENS) * stride
-            pages_LKN["positions"] = rows.reshape(pages_LKN.shape).astype(np.uint64)
-            pages_LKN["count"] = BLOCK_TOKENS
-            self._views_L = []
-        self._place_columns(column, lead, run)
+        assert run.first_block == 0, "a segment is used from its beginning"
+        partial = self._partials.get(start) or self._add_partial(range(start, start + blocks), run)
+        assert partial.pages == run.clustered_blocks and len(partial.blocks) == blocks
+        self._place_columns(partial.column, partial.pages, run)
 
-    def _drop_partial(self) -> None:
+    def _add_partial(self, blocks: range, run: PageRun) -> _Partial:
+        assert run.index_L is not None, "places are read from the index"
+        assert all(start < blocks.start for start in self._partials), "mounts come in order"
+        positions_LKT = self._positions(run.index_L, run, blocks)
+        partial = _Partial(blocks, -(self._lead + run.clustered_blocks), positions_LKT)
+        self._partials[blocks.start] = partial
+        self._lead += partial.pages
+        self._grow(self.pages)
+        at = self._front + partial.column
+        pages_LKN = self._table_LKN[:, :, at : at + partial.pages]
+        stride = positions_LKT.itemsize * BLOCK_TOKENS
+        rows = positions_LKT.ctypes.data + np.arange(positions_LKT.size // BLOCK_TOKENS) * stride
+        pages_LKN["positions"] = rows.reshape(pages_LKN.shape).astype(np.uint64)
+        pages_LKN["count"] = BLOCK_TOKENS
+        self._views_L = []
+        return partial
+
+    def _drop_partial(self, partial: _Partial) -> None:
+        assert partial.column == -self._lead, "the last one goes first"
         for cold in self._cold_L:
-            cold.pop(LEAD - self._lead, None)
-        self._lead, self._partial, self._positions_LKT, self._views_L = 0, range(0), None, []
+            cold.pop(partial.column, None)
+        self._lead -= partial.pages
+        self._views_L = []
         self._counted = min(self._counted, self.pages * BLOCK_TOKENS)
 
-    def _positions(self, index_L: Sequence[int], run: PageRun) -> NDArray[np.int32]:
-        """Positions in the sequence of all tokens of a segment's pages, [L, K, 64 * blocks]."""
+    def _positions(self, index_L: Sequence[int], run: PageRun, blocks: range) -> NDArray[np.int32]:
+        """Positions in the sequence of all tokens of a segment's pages, [L, K, 64 * clustered blocks]."""
         places_LKT = np.stack([self._places(address, run) for address in index_L]).astype(np.int32)
-        used = len(self._partial) * BLOCK_TOKENS
-        return np.where(places_LKT < used, places_LKT + self._partial.start * BLOCK_TOKENS, np.int32(UNSEEN))
+        used = len(blocks) * BLOCK_TOKENS
+        return np.where(places_LKT < used, places_LKT + blocks.start * BLOCK_TOKENS, np.int32(UNSEEN))
 
     def _places(self, index_address: int, run: PageRun) -> NDArray[np.uint16]:
         """Which token of its segment each one is, in one layer, [K, 64 * blocks]."""
@@ -294,17 +325,22 @@ class PageTable:
         return RunOffsets.of(self._layout.slab, used, room_blocks=run.room_blocks)
 
     def _grow(self, pages: int) -> None:
-        """Make the table hold so many pages."""
-        old_LKN, room = self._table_LKN, self._table_LKN.shape[2]
-        if LEAD + pages <= room:
+        """Make the table hold so many pages, and the lead."""
+        old_LKN, front = self._table_LKN, self._front
+        room = old_LKN.shape[2] - front
+        if pages <= room and self._lead <= front:
             return
-        self._table_LKN = _new_table(self._layout, max(pages, 2 * room))
-        self._table_LKN[:, :, :room] = old_LKN
-        self._is_device_N = np.resize(self._is_device_N, self._table_LKN.shape[2])
+        self._front = max(front, self._lead)
+        self._table_LKN = _new_table(self._layout, room if pages <= room else max(pages, 2 * room), front=self._front)
+        old = slice(self._front - front, self._front + room)
+        self._table_LKN[:, :, old] = old_LKN
+        is_device_N = np.ones(self._table_LKN.shape[2], dtype=bool)
+        is_device_N[old] = self._is_device_N
+        self._is_device_N = is_device_N
         self._views_L = []
 
 
-def _new_table(layout: CacheLayout, pages: int) -> NDArray[Any]:
-    table_LKN = np.zeros((layout.layers, layout.slab.kv_heads, LEAD + pages), dtype=PAGE_DTYPE)
-    table_LKN["first"] = (np.arange(LEAD + pages) - LEAD) * BLOCK_TOKENS
+def _new_table(layout: CacheLayout, pages: int, *, front: int) -> NDArray[Any]:
+    table_LKN = np.zeros((layout.layers, layout.slab.kv_heads, front + pages), dtype=PAGE_DTYPE)
+    table_LKN["first"] = (np.arange(front + pages) - front) * BLOCK_TOKENS
     return table_LKN

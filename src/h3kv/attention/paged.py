@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention import native
-from h3kv.attention.page_table import LEAD, ColdRun, IndexedSegments, PageRun, PageTable
+from h3kv.attention.page_table import ColdRun, IndexedSegments, PageRun, PageTable
 from h3kv.attention.parts import Part, merge
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.attention.retriever import PageSource, Query, retrieve
@@ -212,17 +212,16 @@ class PagedCache:
         start = 0
         for run in self._table.cold_runs(layer):
             assert self._source is not None, "there is no source for what is not in memory"
-            first, end = run.start - LEAD, run.end - LEAD
-            if first > start:
-                yield table_KN[:, start:first]
+            if run.start > start:
+                yield table_KN[:, start : run.start]
             slab = SlabKey(run.segment, layer)
             address = self._source.take([slab])[0]
-            native.write_addresses(table_KN, first, address, run.offsets, layout=self._layout.slab.page)
+            native.write_addresses(table_KN, run.start, address, run.offsets, layout=self._layout.slab.page)
             try:
-                yield table_KN[:, first:end]
+                yield table_KN[:, run.start : run.end]
             finally:
                 self._source.give_back([slab])
-            start = end
+            start = run.end
         if start < table_KN.shape[1]:
             yield table_KN[:, start:]
 
@@ -324,5 +323,5 @@ class PagedCache:
     def _exact_tokens(self, layer: int, indexed: IndexedSegments, rows: int) -> int:
         """Tokens outside the window that each of the rows reads exactly though they are in no index, over all rows."""
         counts_N = self._table.view(layer)["count"][0]
-        outside = int(counts_N[indexed.others_N].sum()) - self._window_tokens
+        outside = int(counts_N[indexed.others_N].sum()) - self._table.strangers - self._window_tokens
         return rows * max(outside, 0)

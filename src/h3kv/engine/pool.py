@@ -203,7 +203,6 @@ class KvPool:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
             self.placer.tick()
-            _keep_one_partial(mounts, self.segments)
             if self.reads is not None:
                 self.reads.load_indexes(mounts, retrieves=need.retrieves)
             return self._start(need, mounts, is_alone=is_alone)
@@ -344,10 +343,3 @@ class KvPool:
         )
         self.placer.serve_fetches(reads.end_fetch)
         return reads
-
-
-def _keep_one_partial(mounts: list[Mount], segments: SegmentTable) -> None:
-    """Give up the mounts from the second clustered segment on that is used in part: a page table holds one such."""
-    partial = [at for at, mount in enumerate(mounts) if mount.blocks < mount.segment.clustered_blocks]
-    while len(partial) > 1 and len(mounts) > partial[1]:
-        segments.unpin(mounts.pop().segment)

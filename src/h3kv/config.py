@@ -169,8 +169,8 @@ class HostSettings(Section):
     loaded and the device has its share, within the container's limit. What does not fit is read from the cold store
     again for every chunk and every token."""
     staging_bytes: Size = 32 << 20
-    """Part of that cap which slabs of the cold store are read into; no more than a quarter of it is taken, and room for
-    two slabs at least. Enough to keep the disk busy while a layer is computed."""
+    """Part of that cap which slabs of the cold store are read into; no more than a third of it is taken, and room for
+    four slabs at least. Enough to keep the disk busy while a layer is computed."""
     index_bytes: CapOrAuto = "auto"
     """Cap on the indexes of segments that lie in the cold store alone, beside `kv_bytes`: retrieval mode needs the
     index of every running request in memory. `auto`: for one request of the longest context in retrieval mode, else for

@@ -17,7 +17,7 @@ from h3kv.models import load_model
 from h3kv.models.loader import LoadedModel
 from h3kv.quality.calibration import calibrate
 from h3kv.quality.choice import LossLimit
-from h3kv.quality.documents import Half, read_documents, take_half
+from h3kv.quality.documents import Portion, read_documents, take_portion
 from h3kv.quality.measuring import Measurement, Sizes, TaskSizes, measure
 from h3kv.quality.suite import put
 from h3kv.quality.tables import show
@@ -30,7 +30,7 @@ TEXT = Path(__file__).parents[2] / "examples/demo/document.txt"
 CONTEXT = 64 + 2 * 1024
 SIZES = Sizes(
     windows=1,
-    window=WindowSizes(context_tokens=CONTEXT, scored_tokens=64),
+    window=WindowSizes(context_tokens=CONTEXT, scored_tokens=128),
     tasks=TaskSizes(
         passkey_tokens=(64 + 1024,),
         passkey_depths=2,
@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def measurement(model: LoadedModel) -> Iterator[Measurement]:
-    text = take_half(model.tokenizer, read_documents([TEXT]), Half.UNSEEN)
+    text = take_portion(model.tokenizer, read_documents([TEXT]), Portion.UNSEEN)
     with one_thread():
         yield measure(model, VARIANTS, text, sizes=SIZES, seed=0, progress=lambda _: None)
 
@@ -83,7 +83,7 @@ def test_every_figure_is_there(measurement: Measurement) -> None:
     for variant in VARIANTS:
         assert {f"quality.{variant.name}.{figure}" for figure in figures} <= set(results.metrics)
     assert all(math.isfinite(value) for value in results.metrics.values())
-    assert results.metrics["quality.scored_tokens"] == 64
+    assert results.metrics["quality.scored_tokens"] == 128
     assert results.metrics["quality.reference.passkey_trials"] == 2
     assert "quality.default.bytes_fraction" in results.metrics
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from h3kv.attention import native
 from h3kv.attention.page_table import ColdRun, IndexedSegments, PageRun, PageTable
 from h3kv.attention.parts import Part, merge
+from h3kv.attention.recall import RecallSample
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.attention.retriever import PageSource, Query, retrieve
 from h3kv.core.layout import CacheLayout, PageLayout
@@ -84,6 +85,7 @@ class PagedCache:
         pages: room of the page table to begin with, in blocks.
         source: gives what lies on NVMe; None where nothing ever does.
         window_tokens: newest tokens that are always attended to exactly.
+        recall_sample: shared with other sequences, so that all layers have their turn; its own where None.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class PagedCache:
         pages: int,
         source: SlabSource | None = None,
         window_tokens: int = 0,
+        recall_sample: RecallSample | None = None,
     ) -> None:
         self._kernels = kernels
         self._is_native = kernels is native
@@ -103,6 +106,12 @@ class PagedCache:
         self._table = PageTable(layout, pages=pages, is_native=self._is_native)
         self._tokens = 0
         self._steps = 0
+        self._recall_sample = RecallSample() if recall_sample is None else recall_sample
+        # The step whose recall is measured, and in which layer.
+        self._recalled: tuple[int, int | None] | None = None
+        self.are_rows_apart = False
+        """Whether each row of a chunk is attended for itself, with the numbers that it has as a token of an answer.
+        For measuring: rows that share the codes of a page read all bits of the values, and cost less."""
         self.retrieval: RetrievalSetting | None = None
         """How the next chunks choose what they read, each of their rows for itself; None: they read everything."""
         self.page_source: PageSource | None = None
@@ -173,8 +182,8 @@ class PagedCache:
         query = Query(q_QHD.contiguous(), self._tokens + len(k_TKD) - len(q_QHD), scale)
         indexed = self._indexed(layer)
         if not indexed or self.retrieval is None:
-            return self._attend_pages(layer, query, None, dtype=q_QHD.dtype).out_THD
-        exact = self._attend_pages(layer, query, indexed.others_N, dtype=torch.float32)
+            return self._attend_rows(layer, query, indexed=None, dtype=q_QHD.dtype).out_THD
+        exact = self._attend_rows(layer, query, indexed=indexed, dtype=torch.float32)
         self.meter.exact_tokens += self._exact_tokens(layer, indexed, len(q_QHD))
         retrieved = retrieve(
             query,
@@ -188,7 +197,7 @@ class PagedCache:
         )
         if self._measures_recall(layer, self.retrieval):
             # Of all attention, what is in the tokens that were read.
-            whole = self._attend_pages(layer, query, None, dtype=torch.float32)
+            whole = self._attend_rows(layer, query, indexed=None, dtype=torch.float32)
             self.meter.add_recall((retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0))
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
@@ -236,6 +245,20 @@ class PagedCache:
         if self.retrieval is None or layer in self.retrieval.dense_layers:
             return None
         return self._table.indexed(max(self._tokens - self._window_tokens, 0) // BLOCK_TOKENS) or None
+
+    def _attend_rows(self, layer: int, query: Query, *, indexed: IndexedSegments | None, dtype: torch.dtype) -> Part:
+        """Attention to all tokens, or to those outside these segments; the part in the given dtype."""
+        rows = len(query.q_QHD)
+        if rows == 1 or not self.are_rows_apart:
+            return self._attend_pages(layer, query, None if indexed is None else indexed.others_N, dtype=dtype)
+        parts = []
+        for row in range(rows):
+            # The newest tokens are found at the end of the pages: a row must not see those of later ones.
+            self._table.count(query.position + row + 1)
+            of_row = Query(query.q_QHD[row : row + 1], query.position + row, query.scale)
+            columns_N = None if indexed is None else indexed.others_N[: self._table.view(layer).shape[1]]
+            parts.append(self._attend_pages(layer, of_row, columns_N, dtype=dtype))
+        return Part(torch.cat([part.out_THD for part in parts]), torch.cat([part.lse_TH for part in parts]))
 
     def _attend_pages(
         self, layer: int, query: Query, columns_N: NDArray[np.bool_] | None, *, dtype: torch.dtype
@@ -317,8 +340,12 @@ class PagedCache:
 
     def _measures_recall(self, layer: int, setting: RetrievalSetting) -> bool:
         """Whether this step and layer are in the sample: one layer in turn, every so many chunks."""
-        every = setting.recall_every
-        return every > 0 and self._steps % every == 0 and self._steps // every % self._layout.layers == layer
+        if setting.recall_every == 0 or self._steps % setting.recall_every:
+            return False
+        if self._recalled is None or self._recalled[0] != self._steps:
+            layers = self._layout.layers
+            self._recalled = (self._steps, self._recall_sample.next_layer(layers, setting.dense_layers))
+        return self._recalled[1] == layer
 
     def _exact_tokens(self, layer: int, indexed: IndexedSegments, rows: int) -> int:
         """Tokens outside the window that each of the rows reads exactly though they are in no index, over all rows."""

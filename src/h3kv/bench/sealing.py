@@ -20,8 +20,9 @@ from h3kv.bench.results import Results
 from h3kv.bench.scoring import decoder_of
 from h3kv.bench.tiered import kv_layout, open_resident, random_tokens
 from h3kv.core.layout import CacheLayout
-from h3kv.core.limits import SEGMENT_BLOCKS_MAX, SEGMENT_TOKENS_MAX
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SEGMENT_TOKENS_MAX, SINK_BLOCKS
 from h3kv.core.types import Encoding
+from h3kv.engine.pool import TieringConfig
 from h3kv.models.loader import LoadedModel
 
 PREFILL_TOKENS: Final = 4 * CHUNK_TOKENS
@@ -48,7 +49,7 @@ def run(results: Results, model: LoadedModel, source: KvSource, *, repetitions: 
         rounds.add("seal", seconds_of(lambda: sealing.seal(slabs_L, layout=layout.slab, blocks=SEGMENT_BLOCKS_MAX)))
         # What the prompt's own segments take is no part of reading it.
         whole_s = _prefill_s(model, seed=repetition)
-        sealed = (PREFILL_TOKENS - 1024) // SEGMENT_TOKENS_MAX
+        sealed = (PREFILL_TOKENS - TieringConfig().window_tokens - SINK_BLOCKS * BLOCK_TOKENS) // SEGMENT_TOKENS_MAX
         rounds.add("prefill", (whole_s - sealed * rounds.values["seal"][-1]) * SEGMENT_TOKENS_MAX / PREFILL_TOKENS)
         progress(
             f"sealing 1,024 tokens: {rounds.values['seal'][-1] * 1e3:.0f} ms; reading them "

@@ -271,7 +271,7 @@ def calibrate_quality(
 ) -> None:
     """Choose encoding, budget and dense layers that keep a stated loss at the fewest bytes, and write them down.
 
-    Chosen on one half of the text and verified on the other. Where nothing cheaper than exact attention holds, that is
+    Chosen on a third of the text and verified on another. Where nothing cheaper than exact attention holds, that is
     what is written.
     """
     with exits():

@@ -18,6 +18,7 @@ from h3kv.quality.calibration import Calibration, Verdict, calibrate
 from h3kv.quality.choice import LossLimit
 from h3kv.quality.documents import read_documents
 from h3kv.quality.measuring import FULL, QUICK
+from h3kv.quality.plots import check_writable
 from h3kv.quality.settings_file import write_settings
 from h3kv.quality.variants import Variant, retrieval
 from h3kv.quality.weights import load_rounded
@@ -41,8 +42,11 @@ def measure_quality(settings: Settings, request: QualityRequest) -> None:
     """
     console = _start(settings)
     results = Results()
+    # A path that cannot be written is found now, not after minutes.
     if request.json is not None:
-        results.write(request.json)  # a path that cannot be written is found now, not after minutes
+        results.write(request.json)
+    if request.plot is not None:
+        check_writable(request.plot)
     suite.run(
         results,
         model=settings.model.source,
@@ -58,12 +62,13 @@ def measure_quality(settings: Settings, request: QualityRequest) -> None:
 
 
 def variant_of(settings: Settings) -> Variant | None:
-    """The default that the settings choose; None where they read everything."""
+    """The default that the settings choose; None where they keep plain numbers, which is what all is compared with."""
     attention = settings.attention
+    encoding = Encoding(attention.encoding)
     if attention.mode == "exact":
-        return None
+        return None if encoding is Encoding.RAW else Variant("default", encoding)
     return retrieval(
-        Encoding(attention.encoding),
+        encoding,
         attention.budget_tokens,
         dense_layers=attention.dense_layers,
         shortlist_share=attention.shortlist_share,
@@ -86,7 +91,7 @@ def calibrate_quality(
     found = calibrate(model, documents, limit=limit, sizes=sizes, progress=console.print)
     console.print(verdict_table("calibration text", found.calibrated))
     if found.verified:
-        console.print(verdict_table("unseen text", found.verified))
+        console.print(verdict_table("verification text", found.verified))
     console.print(explain(found), highlight=False)
     if not dry_run:
         target = file or Path(CONFIG_FILE)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from h3kv.attention.paged import PageKernels
+from h3kv.attention.recall import RecallSample
 from h3kv.core.ports import Telemetry
 from h3kv.engine.capacity import Census
 from h3kv.engine.page_cache import PageCache
@@ -32,3 +33,5 @@ class KvParts:
     """Own segments are opened when the sequence starts, so that it can always end."""
     census: Census
     """Who runs."""
+    recall_sample: RecallSample = field(default_factory=RecallSample)
+    """Of all sequences."""

@@ -90,6 +90,7 @@ class SequenceKv:
             pages=16,
             source=parts.stream,
             window_tokens=parts.window_blocks * BLOCK_TOKENS,
+            recall_sample=parts.recall_sample,
         )
         # The first block that was computed under retrieval: its KV is of another class than what others look for.
         self._retrieved_from: int | None = None

@@ -1,7 +1,7 @@
 """`h3 calibrate quality`: the cheapest way to keep and read KV that loses no more than is allowed.
 
-calibration half   exact encodings and budgets -> dense layers for those that nearly hold -> those that hold
-unseen half        the cheapest of those, and the cheapest exact one                      -> the choice
+calibration portion    exact encodings and budgets -> dense layers for those that nearly hold -> those that hold
+verification portion   the cheapest of those, and the cheapest exact one                      -> the choice
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from h3kv.bench.measure import Progress
 from h3kv.core.types import Encoding
 from h3kv.models.loader import LoadedModel
 from h3kv.quality.choice import Candidate, LossLimit, acceptable, failures, near_misses
-from h3kv.quality.documents import Half, take_half
+from h3kv.quality.documents import Portion, take_portion
 from h3kv.quality.measuring import Measurement, Point, Sizes, measure
 from h3kv.quality.tasks import Kind
 from h3kv.quality.variants import REFERENCE, Variant, exact, retrieval
@@ -28,7 +28,7 @@ DENSE_LAYERS: Final = ((0,), (0, 1))
 EXACT: Final = (exact(Encoding.INT8), exact(Encoding.K8V4), exact(Encoding.INT4))
 
 VERIFIED_MAX: Final = 3
-"""Choices that are tried on unseen text: the more there are, the likelier one holds by luck."""
+"""Choices that are tried on other text: the more there are, the likelier one holds by luck."""
 
 SEED: Final = 5
 
@@ -50,7 +50,7 @@ class Calibration:
     calibrated: tuple[Verdict, ...]
     """On the text to choose by."""
     verified: tuple[Verdict, ...]
-    """On text that no choice has seen. Empty where nothing held before."""
+    """On text that the search has not seen. Empty where nothing held before."""
     measurements: tuple[Measurement, ...]
 
 
@@ -69,7 +69,7 @@ def calibrate(
     Raises:
         ConfigError: as `measure`.
     """
-    text = take_half(model.tokenizer, documents, Half.CALIBRATION)
+    text = take_portion(model.tokenizer, documents, Portion.CALIBRATION)
     first = [*EXACT, *(retrieval(Encoding.K8V4, budget) for budget in BUDGETS)]
     runs = [measure(model, first, text, sizes=sizes, seed=SEED, progress=progress)]
     verdicts = _judge(runs[0], limit)
@@ -83,8 +83,8 @@ def calibrate(
     tried = [_variant(verdicts, one.name) for one in _worth_verifying(holding)]
     verified: list[Verdict] = []
     if tried:
-        unseen = take_half(model.tokenizer, documents, Half.UNSEEN)
-        runs.append(measure(model, tried, unseen, sizes=sizes, seed=SEED + 1, progress=progress))
+        other = take_portion(model.tokenizer, documents, Portion.VERIFICATION)
+        runs.append(measure(model, tried, other, sizes=sizes, seed=SEED + 1, progress=progress))
         verified = _judge(runs[-1], limit)
     kept = acceptable([verdict.candidate for verdict in verified], limit)
     chosen = _variant(verified, kept[0].name) if kept else REFERENCE
@@ -106,7 +106,7 @@ def _judge(measurement: Measurement, limit: LossLimit) -> list[Verdict]:
 
 
 def candidate_of(point: Point) -> Candidate:
-    """What a choice is made by. Where full attention finds no passkey, nothing can be lost."""
+    """What a choice is made by. Where full attention finds no passkey, none is known to be kept."""
     fidelity, passkey = point.fidelity, point.kept.get(Kind.PASSKEY)
     return Candidate(
         point.variant.name,
@@ -115,7 +115,7 @@ def candidate_of(point: Point) -> Candidate:
         perplexity_change=fidelity.perplexity_change,
         perplexity_se=fidelity.perplexity_se,
         top1=fidelity.top1,
-        passkey=1.0 if passkey is None else passkey,
+        passkey=0.0 if passkey is None else passkey,
     )
 
 

@@ -1,12 +1,15 @@
-"""The text that quality is measured on: documents, in a part to choose settings by and a part that nobody has seen.
+"""The text that quality is measured on: documents, in three portions.
 
 text         document | document | document | document | document | document
-half         calibration                    | unseen
+portion      calibration         | verification        | unseen
+
+Settings are found on the first, chosen among few on the second, and no choice sees the third.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +22,12 @@ TITLE: Final = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
 """Line that begins an article of WikiText."""
 
 
-class Half(enum.Enum):
-    """Of the text."""
+class Portion(enum.Enum):
+    """Third of the text."""
 
     CALIBRATION = 0
-    UNSEEN = 1
+    VERIFICATION = 1
+    UNSEEN = 2
 
 
 def read_documents(paths: Sequence[Path]) -> list[str]:
@@ -46,17 +50,21 @@ def split_documents(text: str) -> list[str]:
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
-def take_half(tokenizer: Tokenizer, documents: Sequence[str], half: Half) -> list[list[int]]:
-    """One half of the documents as tokens: every token of the text is in one half only.
+def take_portion(tokenizer: Tokenizer, documents: Sequence[str], portion: Portion) -> list[list[int]]:
+    """One portion of the documents as tokens: every token of the text is in one of them only.
 
-    Cut between documents; a single one is cut in its middle.
+    Cut between documents, each in the portion that its middle lies in; fewer than three are cut within.
     """
     tokens = [list(tokenizer.encode(document)) for document in documents]
-    if len(tokens) == 1:
-        middle = len(tokens[0]) // 2
-        tokens = [tokens[0][:middle], tokens[0][middle:]]
-    total, seen, cut = sum(map(len, tokens)), 0, 0
-    while cut < len(tokens) - 1 and (seen == 0 or seen + len(tokens[cut]) <= total / 2):
-        seen += len(tokens[cut])
-        cut += 1
-    return tokens[:cut] if half is Half.CALIBRATION else tokens[cut:]
+    count = len(Portion)
+    if len(tokens) < count:
+        whole = [token for document in tokens for token in document]
+        ends = [len(whole) * end // count for end in range(count + 1)]
+        tokens = [whole[first:last] for first, last in itertools.pairwise(ends)]
+    total = sum(map(len, tokens))
+    ends = list(itertools.accumulate(map(len, tokens)))
+    return [
+        document
+        for document, end in zip(tokens, ends, strict=True)
+        if min((2 * end - len(document)) * count // (2 * total), count - 1) == portion.value
+    ]

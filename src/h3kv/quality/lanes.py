@@ -111,8 +111,9 @@ class Lane:
         return logits_TV
 
     def use(self, setting: RetrievalSetting | None) -> None:
-        """How the chunks from the next one on are read."""
+        """How the chunks from the next one on are read: each token as one of an answer is."""
         self.kv.retrieval = setting
+        self.kv.cache.are_rows_apart = not self._pool.layout.slab.page.is_raw
         self.reading = Reading()
 
     def close(self) -> None:

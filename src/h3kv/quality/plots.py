@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +14,19 @@ KL_LEAST: Final = 1e-7
 MARKERS: Final = {"exact": "s", "retrieval": "o"}
 
 
-def require_plots() -> None:
-    """Check that pictures can be drawn, before minutes of measuring.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("pictures are drawn by matplotlib: pip install matplotlib, or leave out --plot", field="plot")
+def check_writable(file: Path) -> None:
+    """Make the file, empty where it is new, before minutes of measuring. Raises ConfigError: it cannot be written."""
+    with _named(file), file.open("ab"):
+        pass
 
 
 def write_plot(measurement: Measurement, file: Path) -> None:
     """Write a PNG: mean KL, and the change of perplexity with two standard errors, over the bytes read per cold token.
 
     Raises:
-        ConfigError: matplotlib is missing, or the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    require_plots()
+    # Here, since few commands draw and all of them start.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,8 +51,15 @@ def write_plot(measurement: Measurement, file: Path) -> None:
     change.axhline(0, color="0.7", linewidth=1)
     change.set(xlabel="bytes read, % of the cold tokens' plain bytes", ylabel="change of perplexity, %")
     divergence.legend()
-    try:
+    with _named(file):
         figure.savefig(file, dpi=150, format="png")
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Errors of the system as errors of the flag."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}; choose another --plot", field="plot") from error
 

@@ -68,7 +68,7 @@ def score(reference_TV: Tensor, variant_TV: Tensor, next_T: Tensor) -> BlockScor
 
 
 def summarise(blocks: Sequence[BlockScore]) -> Fidelity:
-    """All blocks together. At least one.
+    """All blocks together. At least two.
 
     The mean difference of losses over N rows is a ratio of sums over B blocks; its variance is
     B / (B - 1) x sum((d_b - n_b x mean)^2) / N^2. The change of perplexity is exp(mean) - 1.
@@ -77,7 +77,8 @@ def summarise(blocks: Sequence[BlockScore]) -> Fidelity:
     mean = math.fsum(block.loss - block.reference_loss for block in blocks) / rows
     residuals = math.fsum((block.loss - block.reference_loss - block.rows * mean) ** 2 for block in blocks)
     count = len(blocks)
-    error = math.sqrt(residuals * count / max(count - 1, 1)) / rows
+    assert count > 1, "one block has no spread"
+    error = math.sqrt(residuals * count / (count - 1)) / rows
     return Fidelity(
         rows=rows,
         perplexity=math.exp(math.fsum(block.loss for block in blocks) / rows),

@@ -11,9 +11,9 @@ from rich.console import Console
 from h3kv.bench.measure import Progress
 from h3kv.bench.results import Results
 from h3kv.core.types import Encoding
-from h3kv.quality.documents import Half, read_documents, take_half
+from h3kv.quality.documents import Portion, read_documents, take_portion
 from h3kv.quality.measuring import FULL, QUICK, Measurement, Point, dropped_share, measure
-from h3kv.quality.plots import require_plots, write_plot
+from h3kv.quality.plots import write_plot
 from h3kv.quality.tables import show
 from h3kv.quality.tasks import Kind
 from h3kv.quality.variants import REFERENCE, Variant, exact, retrieval
@@ -50,7 +50,7 @@ def run(
     console: Console,
     progress: Progress,
 ) -> None:
-    """Measure on the half of the text that calibration does not see; show tables.
+    """Measure on the portion of the text that no calibration sees; show tables.
 
     Args:
         results: receives `quality.*`.
@@ -63,17 +63,15 @@ def run(
         progress: hears of what was done.
 
     Raises:
-        ConfigError: a text is missing or too short, or what draws the plot is not installed.
+        ConfigError: a text is missing or too short, or the plot cannot be written.
     """
-    if plot is not None:
-        require_plots()
     documents = read_documents(texts)
     loaded = load_rounded(model)
     variants = [*(QUICK_VARIANTS if quick else VARIANTS), default or DEFAULT]
     measurement = measure(
         loaded,
         variants,
-        take_half(loaded.tokenizer, documents, Half.UNSEEN),
+        take_portion(loaded.tokenizer, documents, Portion.UNSEEN),
         sizes=QUICK if quick else FULL,
         seed=SEED,
         progress=progress,

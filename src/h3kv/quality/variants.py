@@ -8,8 +8,8 @@ from typing import Final
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
 
-RECALL_EVERY: Final = 16
-"""Decode steps between two measurements of recall while quality is measured."""
+RECALL_EVERY: Final = 1
+"""Chunks between two measurements of recall while quality is measured: each in the next layer that retrieves."""
 
 
 @dataclass(frozen=True, slots=True)

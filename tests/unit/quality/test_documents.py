@@ -8,7 +8,7 @@ import pytest
 
 from h3kv.core.errors import ConfigError
 from h3kv.models.tokenizer import Tokenizer, tokenizer_from_folder
-from h3kv.quality.documents import Half, read_documents, split_documents, take_half
+from h3kv.quality.documents import Portion, read_documents, split_documents, take_portion
 from h3kv.quality.windows import WindowSizes, choose_windows
 from h3kv.testing.tiny_models import byte_tokenizer, write_tokenizer
 
@@ -35,12 +35,12 @@ def test_each_file_is_a_document(tmp_path: Path) -> None:
     assert read_documents([tmp_path / "a", tmp_path / "b"]) == ["aaa", "bbb"]
 
 
-def test_halves_share_no_token(tokenizer: Tokenizer) -> None:
+def test_portions_share_no_token(tokenizer: Tokenizer) -> None:
     documents = ["aaaa", "bbb", "cccc", "dd"]
-    halves = [take_half(tokenizer, documents, half) for half in Half]
-    assert [[len(document) for document in half] for half in halves] == [[4], [3, 4, 2]]
-    single = [take_half(tokenizer, ["abcdefg"], half) for half in Half]
-    assert [len(half[0]) for half in single] == [3, 4]
+    portions = [take_portion(tokenizer, documents, portion) for portion in Portion]
+    assert [[len(document) for document in portion] for portion in portions] == [[4], [3], [4, 2]]
+    single = [take_portion(tokenizer, ["abcdefg"], portion) for portion in Portion]
+    assert [len(portion[0]) for portion in single] == [2, 2, 3]
 
 
 def test_windows_begin_with_documents_and_do_not_overlap() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,11 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.types import Encoding
 from h3kv.quality.answers import Answers
 from h3kv.quality.measuring import Measurement, Point
-from h3kv.quality.plots import require_plots, write_plot
+from h3kv.quality.plots import write_plot
 from h3kv.quality.reading import Reading
 from h3kv.quality.statistics import Fidelity
 from h3kv.quality.tables import plot_lines
 from h3kv.quality.variants import Variant, exact, retrieval
-
-HAS_PLOTS = importlib.util.find_spec("matplotlib") is not None
 
 
 def point(variant: Variant, share: float, mean_kl: float) -> Point:
@@ -33,7 +30,6 @@ POINTS = (
 )
 
 
-@pytest.mark.skipif(not HAS_PLOTS, reason="matplotlib is not installed")
 @pytest.mark.slow
 def test_a_png_is_written(tmp_path: Path) -> None:
     file = tmp_path / "quality.png"
@@ -41,12 +37,6 @@ def test_a_png_is_written(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="--plot"):
         write_plot(Measurement(POINTS, 100, 1, Answers()), tmp_path / "missing" / "quality.png")
-
-
-@pytest.mark.skipif(HAS_PLOTS, reason="matplotlib is installed")
-def test_without_matplotlib_the_message_names_the_cure() -> None:
-    with pytest.raises(ConfigError, match="pip install"):
-        require_plots()
 
 
 def test_the_terminal_shows_every_point_where_it_lies() -> None:

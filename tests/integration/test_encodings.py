@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from h3kv.core.errors import ConfigError
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding, Tier
 from h3kv.testing.engines import Rig, layout_of, make_rig, one_thread, prompt_tokens
@@ -101,6 +102,22 @@ def test_retrieval_gives_the_same_answer_wherever_the_pages_lie(encoding: Encodi
         rig.engine.check_integrity()
     with tiered_rig(tmp_path, **cold) as rig:
         assert rig.answer(prompt, max_new_tokens=100)[0] == expected, "also by the next process"
+
+
+@pytest.mark.parametrize(("page_cache_bytes", "field"), [(0, "page_cache_bytes"), (1 << 16, "host.kv_bytes")])
+def test_retrieval_without_room_for_single_pages_is_refused_at_once(
+    page_cache_bytes: int, field: str, tmp_path: Path
+) -> None:
+    rig = tiered_rig(
+        tmp_path,
+        layout=layout_of(Encoding.K8V4),
+        retrieval=RetrievalSetting(budget_tokens=4096),
+        host_blocks=72,
+        page_cache_bytes=page_cache_bytes,
+    )
+    with pytest.raises(ConfigError) as refused, rig:
+        pass
+    assert refused.value.field == field
 
 
 def test_retrieval_with_the_whole_context_as_its_budget_is_exact() -> None:

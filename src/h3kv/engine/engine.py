@@ -48,6 +48,9 @@ class Engine:
         config: see there.
         clock: for statistics only.
         telemetry: receives counters and gauges.
+
+    Raises:
+        ConfigError: the pool has no room for what retrieval reads.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class Engine:
         self._device = device
         self._chunks = _chunk_rule(pool, config)
         self._retrieval = config.retrieval
+        if config.retrieval is not None:
+            pool.check_retrieval(config.retrieval)
         self._clock = clock
         self._reporter = Reporter(telemetry)
         self._next_id = 1

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
-from h3kv.core.errors import TierFullError
+from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SlabKey, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.capacity import Capacity
@@ -177,6 +178,22 @@ class KvPool:
         if self._cold is None:
             return None
         return max(self.capacity.home_blocks - SEGMENT_BLOCKS_MAX, 1) * BLOCK_TOKENS
+
+    def check_retrieval(self, setting: RetrievalSetting) -> None:
+        """See that sequences can decode under this setting, wherever their pages come to lie.
+
+        Raises:
+            ConfigError: the cold store's single pages have no room, or too little.
+        """
+        if self._cold is None or not self.layout.slab.page.encoding.is_clustered:
+            return
+        if self.pages is None:
+            raise ConfigError(
+                "retrieval reads single pages of the cold store, and there is no room for them: give the tiering "
+                "page_cache_bytes",
+                field="page_cache_bytes",
+            )
+        self.pages.check_budget(setting.budget_tokens)
 
     def open_sequence(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         """Room for a sequence, with as much of its beginning reused as is known.

@@ -85,7 +85,7 @@ class PagedCache:
         pages: room of the page table to begin with, in blocks.
         source: gives what lies on NVMe; None where nothing ever does.
         window_tokens: newest tokens that are always attended to exactly.
-        recall_sample: shared with other sequences, so that all layers have their turn; its own where None.
+        recall_sample: receives what retrieval caught; shared with other sequences. Its own where None.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class PagedCache:
         self._tokens = 0
         self._steps = 0
         self._recall_sample = RecallSample() if recall_sample is None else recall_sample
+        self._recall_turn = self._recall_sample.open_turn()
         # The step whose recall is measured, and in which layer.
         self._recalled: tuple[int, int | None] | None = None
         self.are_rows_apart = False
@@ -198,7 +199,9 @@ class PagedCache:
         if self._measures_recall(layer, self.retrieval):
             # Of all attention, what is in the tokens that were read.
             whole = self._attend_rows(layer, query, indexed=None, dtype=torch.float32)
-            self.meter.add_recall((retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0))
+            share_QH = (retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0)
+            self.meter.add_recall(share_QH)
+            self._recall_sample.record(layer, float(share_QH.mean()))
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
     def append(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
@@ -343,8 +346,8 @@ class PagedCache:
         if setting.recall_every == 0 or self._steps % setting.recall_every:
             return False
         if self._recalled is None or self._recalled[0] != self._steps:
-            layers = self._layout.layers
-            self._recalled = (self._steps, self._recall_sample.next_layer(layers, setting.dense_layers))
+            retrieving = [layer for layer in range(self._layout.layers) if layer not in setting.dense_layers]
+            self._recalled = (self._steps, self._recall_turn.take(retrieving))
         return self._recalled[1] == layer
 
     def _exact_tokens(self, layer: int, indexed: IndexedSegments, rows: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
+from h3kv.attention.recall import RecallSample
 from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
@@ -169,6 +170,11 @@ class KvPool:
     def pages(self) -> PageCache | None:
         """Keeps single pages that lie there; None where nobody retrieves."""
         return None if self.reads is None else self.reads.pages
+
+    @property
+    def recall_sample(self) -> RecallSample:
+        """What retrieval has caught in each layer, over all sequences so far."""
+        return self._parts.recall_sample
 
     @property
     def resident_tokens(self) -> int | None:

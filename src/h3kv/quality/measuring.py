@@ -131,6 +131,8 @@ class Measurement:
     documents: int
     """That scored tokens are of."""
     answers: Answers
+    recall: Mapping[Encoding, Mapping[int, float]]
+    """Mean recall by layer, over all variants of an encoding that retrieve."""
 
 
 def measure(
@@ -164,6 +166,7 @@ def measure(
     every = [REFERENCE, *variants]
     with open_banks(model, every, LaneCaps(sizes.window_tokens, sizes.chunk_tokens, sizes.window.tokens)) as banks:
         scores = score_windows(banks, variants, windows, sizes=sizes.window, progress=progress)
+        recall = {encoding: dict(bank.node.pool.recall_sample.means) for encoding, bank in banks.items()}
     caps = LaneCaps(sizes.task_window_tokens, sizes.chunk_tokens, sizes.tasks.tokens)
     with open_banks(model, every, caps) as banks:
         answers = ask_all(banks, variants, tasks, window_tokens=sizes.task_window_tokens, progress=progress)
@@ -172,6 +175,7 @@ def measure(
         scored_tokens=len(windows) * sizes.window.scored_tokens,
         documents=len(frozenset().union(*(window.documents for window in windows))),
         answers=answers,
+        recall=recall,
     )
 
 

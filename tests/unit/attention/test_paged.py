@@ -35,7 +35,9 @@ def test_rows_apart_have_the_numbers_of_single_tokens(encoding: Encoding) -> Non
         assert torch.equal(found_QHD[row], expected_QHD[0])
 
 
-def test_every_layer_that_retrieves_has_its_turn() -> None:
+def test_every_layer_that_retrieves_has_its_turn_in_every_sequence() -> None:
     sample = RecallSample()
-    assert [sample.next_layer(5, (0, 3)) for _ in range(7)] == [1, 2, 4, 1, 2, 4, 1]
-    assert sample.next_layer(2, (0, 1)) is None
+    first, second = sample.open_turn(), sample.open_turn()
+    assert [first.take((1, 2, 4)) for _ in range(4)] == [1, 2, 4, 1]
+    assert [second.take((1, 2, 4)) for _ in range(4)] == [2, 4, 1, 2]
+    assert first.take(()) is None

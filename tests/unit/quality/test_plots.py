@@ -33,10 +33,10 @@ POINTS = (
 @pytest.mark.slow
 def test_a_png_is_written(tmp_path: Path) -> None:
     file = tmp_path / "quality.png"
-    write_plot(Measurement(POINTS, 100, 1, Answers()), file)
+    write_plot(Measurement(POINTS, 100, 1, Answers(), {}), file)
     assert file.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="--plot"):
-        write_plot(Measurement(POINTS, 100, 1, Answers()), tmp_path / "missing" / "quality.png")
+        write_plot(Measurement(POINTS, 100, 1, Answers(), {}), tmp_path / "missing" / "quality.png")
 
 
 def test_the_terminal_shows_every_point_where_it_lies() -> None:

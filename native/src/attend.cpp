@@ -27,6 +27,7 @@ namespace {
 constexpr int kDecodeRowsMax = 32;  // query rows per KV head up to which a part never grows
 constexpr int kBlockRows = 192;     // query rows of one unit: a batch of pages is read once for all of them
 constexpr int kWidePartsMax = 32;   // parts for more rows than kDecodeRowsMax
+constexpr int kFloorPages = 2;      // newest pages from which it is known what a large weight is, before others are read
 constexpr int kPartPages = kPartTokens / kPageTokens;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLn2 = 0.69314718055994531f;
@@ -110,6 +111,13 @@ class Rows {
   int count_ = 0;
 };
 
+// Pages of one unit, and the first one of the unit after it, or null.
+struct PageRun {
+  const Page* pages;
+  int count;
+  const Page* next;
+};
+
 // The few rows of each KV head in parts, made once for all units.
 class PartedRows {
  public:
@@ -130,17 +138,14 @@ class PartedRows {
                      sums_.data() + at);
     }
     for (int r = 0; r < rows; ++r) positions_[static_cast<std::size_t>(r)] = a.position + r / (a.heads / a.kv_heads);
-    floors_.assign(count, kNothing);
-    floor_sums_.assign(count, 0.0f);
     refined_from_.assign(count, kNothing);
     for (int head = 0; head < a.kv_heads; ++head) find_floors(a, head);
   }
 
-  void attend(const AttendArgs& a, int head, const Page* pages, int page_count, float* out, float* maximum,
-              float* sum) const {
-    const CodeBlock block{rows_of(head), positions_.data(), out, maximum, sum, pages, page_count,
+  void attend(const AttendArgs& a, int head, const PageRun& run, float* out, float* maximum, float* sum) const {
+    const CodeBlock block{rows_of(head), positions_.data(), out, maximum, sum, run.pages, run.count,
                           weight_parts(a.encoding, a.page_dtype), a.scale * kLog2e,
-                          refined_from_.data() + head * rows_};
+                          refined_from_.data() + head * rows_, run.next};
     kernels().attend_codes[static_cast<int>(a.encoding)](block);
   }
 
@@ -155,35 +160,27 @@ class PartedRows {
   // no refinement, whatever else is in their part.
   void find_floors(const AttendArgs& a, int head) {
     const Page* const pages = a.pages + head * a.pages_stride;
-    for (int p = a.page_count - 1, left = 2; p >= 0 && left > 0; --p) {
+    Page newest[kFloorPages];
+    int first = kFloorPages;
+    for (int p = a.page_count - 1, left = kFloorPages; p >= 0 && left > 0; --p) {
       const Page& page = pages[p];
       if (page.count == 0) continue;
       if (page.residues == 0 || page.positions != 0) return;
-      kernels().codes.score_page[static_cast<int>(a.encoding)](rows_of(head), page, scores_);
-      for (int r = 0; r < rows_; ++r) raise_floor(a, page, head, r);
+      newest[--first] = page;
+      newest[first].residues = 0;
       --left;
     }
-    for (std::size_t i = static_cast<std::size_t>(head * rows_); i < static_cast<std::size_t>((head + 1) * rows_); ++i)
-      if (floors_[i] != kNothing) refined_from_[i] = refined_limit(floors_[i], floor_sums_[i]);
-  }
-
-  void raise_floor(const AttendArgs& a, const Page& page, int head, int r) {
-    float& floor = floors_[static_cast<std::size_t>(head * rows_ + r)];
-    float& sum = floor_sums_[static_cast<std::size_t>(head * rows_ + r)];
-    for (int j = 0; j < page.count && page.first + j <= positions_[static_cast<std::size_t>(r)]; ++j) {
-      const float score = scores_[r * kPageTokens + j] * a.scale * kLog2e;
-      if (score > floor) {
-        sum = sum * std::exp2(floor - score) + 1.0f;
-        floor = score;
-      } else {
-        sum += std::exp2(score - floor);
-      }
-    }
+    const std::size_t at = static_cast<std::size_t>(head * rows_);
+    floors_.assign(static_cast<std::size_t>(rows_), kNothing);
+    floor_sums_.assign(static_cast<std::size_t>(rows_), 0.0f);
+    floor_out_.assign(static_cast<std::size_t>(rows_ * head_dim_), 0.0f);
+    attend(a, head, {newest + first, kFloorPages - first, nullptr}, floor_out_.data(), floors_.data(), floor_sums_.data());
+    for (std::size_t r = 0; r < static_cast<std::size_t>(rows_); ++r)
+      if (floors_[r] != kNothing) refined_from_[at + r] = refined_limit(floors_[r], floor_sums_[r]);
   }
 
   std::vector<std::int8_t> parts_;
-  std::vector<float> floors_, floor_sums_, refined_from_;
-  alignas(64) float scores_[kCodeRowsMax * kPageTokens];
+  std::vector<float> floors_, floor_sums_, floor_out_, refined_from_;
   std::vector<float> scales_;
   std::vector<float> sums_;
   std::vector<int> positions_;
@@ -295,6 +292,12 @@ void attend(const AttendArgs& a) {
     parted_of_caller.prepare(a, cut.rows);
     parted = &parted_of_caller;
   }
+  const auto run_of = [&](int unit) {
+    const int start = (part_first + unit / a.kv_heads / cut.blocks) * cut.pages_each;
+    const int first = std::max(a.page_first, start);
+    const int last = std::min(a.page_last, start + cut.pages_each);
+    return PageRun{a.pages + unit % a.kv_heads * a.pages_stride + first, last - first, nullptr};
+  };
   parallel(units, a.threads, cut.blocks > 1 ? Share::kOne : Share::kGuided, [&](int begin, int end) {
     thread_local Rows rows;
     for (int unit = begin; unit < end; ++unit) {
@@ -304,16 +307,14 @@ void attend(const AttendArgs& a) {
       const int token = (cut.blocks - 1 - unit / a.kv_heads % cut.blocks) * cut.block;
       const int row_count = std::min(cut.block, a.tokens - token) * cut.group;
       const Sums sums(cut, state, part, head, token * cut.group);
-      const int start = part * cut.pages_each;
-      const int first = std::max(a.page_first, start);
-      const int last = std::min(a.page_last, start + cut.pages_each);
-      if (first == start) sums.clear(row_count, a.head_dim);
-      const Page* pages = a.pages + head * a.pages_stride + first;
+      PageRun run = run_of(unit);
+      if (part * cut.pages_each >= a.page_first) sums.clear(row_count, a.head_dim);
       if (parted != nullptr) {
-        parted->attend(a, head, pages, last - first, sums.out, sums.maximum, sums.sum);
+        if (unit + 1 < end) run.next = run_of(unit + 1).pages;
+        parted->attend(a, head, run, sums.out, sums.maximum, sums.sum);
       } else {
         rows.prepare(a, head, token, row_count / cut.group);
-        rows.attend(a, pages, last - first, sums.out, sums.maximum, sums.sum);
+        rows.attend(a, run.pages, run.count, sums.out, sums.maximum, sums.sum);
       }
       if (!is_last || cut.parts > 1) continue;
       for (int r = 0; r < row_count; ++r)

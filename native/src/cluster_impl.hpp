@@ -13,7 +13,8 @@ constexpr int kPowerSteps = 6;  // towards the principal direction; more change 
 
 class Halving {
  public:
-  explicit Halving(const ClusterBlock& block) : b_(block), ranked_(static_cast<std::size_t>(block.leaves) * kClusterTokens) {
+  explicit Halving(const ClusterBlock& block)
+      : b_(block), ranked_(static_cast<std::size_t>(block.leaves) * kClusterTokens) {
     for (std::size_t i = 0; i < ranked_.size(); ++i) b_.order[i] = static_cast<std::int32_t>(i);
   }
 

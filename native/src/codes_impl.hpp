@@ -9,6 +9,13 @@ namespace h3::H3_ISA {
 
 inline int clusters_of(const Page& page) { return (page.count + kLanes - 1) / kLanes; }
 
+// Its count, known to the compiler where the page is whole: most are.
+template <bool Whole>
+inline int tokens_of(const Page& page) {
+  if constexpr (Whole) return kPageTokens;
+  else return page.count;
+}
+
 enum Scale { kKeyScale, kKeyOffset, kValueScale, kValueOffset };
 inline Vec load_scale(const Page& page, Scale which, int cluster) {
   return load_fp16(reinterpret_cast<const std::uint16_t*>(page.scales) + which * kPageTokens + cluster * kLanes);
@@ -17,27 +24,56 @@ inline Vec load_scale(const Page& page, Scale which, int cluster) {
 // What 16 values of a token leave out, in steps of their scale: the middle of each sixteenth of [-1/2, 1/2].
 inline Vec load_residues(const Page& page, int token, int d, int head_dim) {
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(page.residues) + token * head_dim / 2 + d / 2;
-  alignas(64) float lanes[kLanes];
-  for (int b = 0; b < 8; ++b) {
-    lanes[b] = static_cast<float>(bytes[b] & 15);
-    lanes[8 + b] = static_cast<float>(bytes[b] >> 4);
-  }
-  return add(mul(load(lanes), fill(0.0625f)), fill(0.03125f - 0.5f));
+  return add(mul(load_nibbles(bytes), fill(0.0625f)), fill(0.03125f - 0.5f));
 }
 
+// Asks for the page that comes next, line by line, while one is summed. Addresses may be of no page at all.
+struct Ahead {
+  const Page& page;
+  explicit Ahead(const Page& next) : page(next) {}
+  static void fetch(std::uint64_t address, std::int64_t line) {
+    prefetch_later(reinterpret_cast<const void*>(address + 64 * static_cast<std::uint64_t>(line)));
+  }
+  void fetch_values(std::int64_t line) const { fetch(page.values, line); }
+  void fetch_scales() const {
+    for (int line = 0; line < 8 * kPageTokens / 64; ++line) fetch(page.scales, line);
+  }
+};
+
+// The same where the processor follows the codes alone: only the scales, which lie apart from them.
+struct ScalesAhead {
+  Ahead next;
+  explicit ScalesAhead(const Page& page) : next(page) {}
+  void fetch_scales() const { next.fetch_scales(); }
+  void fetch_values(std::int64_t) const {}
+};
+
+// In its place where nothing is known of what comes next.
+struct NothingAhead {
+  void fetch_values(std::int64_t) const {}
+};
+
 // How keys come: `quads` vectors of 4 dimensions for each step, whose codes are multiplied by kFactor and moved by kCentre.
+// Keys and values in one line of bytes are followed best by the processor alone, cluster by cluster, as long as values are
+// not read in many passes. Where they lie apart, pages are asked for ahead, and clusters are scored together.
 struct ByteKeys {
   static constexpr int kQuads = 1;
+  static constexpr bool kIsOneLine = true;
   static constexpr float kFactor = 1.0f, kCentre = 0.0f;
   const char* codes;
   ByteKeys(const Page& page, int cluster, int head_dim)
       : codes(reinterpret_cast<const char*>(page.keys) + cluster * kLanes * head_dim) {}
   void load(int step, Bytes* quads) const { quads[0] = load_bytes(codes + 64 * step); }
+  static void fetch(const Ahead& next, std::int64_t line) { Ahead::fetch(next.page.keys, line); }
+  static void fetch(const ScalesAhead&, std::int64_t) {}
+  static void fetch(const NothingAhead&, std::int64_t) {}
   static Ints dot(const Ints& acc, const Bytes& quad, const void* row) { return dot_bytes(acc, quad, row); }
+  static Ints dot(const Ints& acc, const Bytes& quad, const Bytes& row) { return dot_signed(acc, quad, row); }
 };
 
 struct SplitKeys {
   static constexpr int kQuads = 2;
+  static constexpr bool kIsOneLine = false;
   static constexpr float kFactor = 1.0f, kCentre = 0.0f;
   const char* low;
   const char* high;
@@ -50,11 +86,18 @@ struct SplitKeys {
     quads[0] = join_low(h, l);
     quads[1] = join_high(h, l);
   }
+  static void fetch(const Ahead& next, std::int64_t line) {
+    Ahead::fetch(next.page.keys, line);
+    Ahead::fetch(next.page.nibbles, line);
+  }
+  static void fetch(const NothingAhead&, std::int64_t) {}
   static Ints dot(const Ints& acc, const Bytes& quad, const void* row) { return dot_bytes(acc, quad, row); }
+  static Ints dot(const Ints& acc, const Bytes& quad, const Bytes& row) { return dot_signed(acc, quad, row); }
 };
 
 struct NibbleKeys {
   static constexpr int kQuads = 2;
+  static constexpr bool kIsOneLine = false;
   static constexpr float kFactor = 1.0f, kCentre = 0.0f;
   const char* nibbles;
   NibbleKeys(const Page& page, int cluster, int head_dim)
@@ -64,7 +107,10 @@ struct NibbleKeys {
     quads[0] = low_nibbles(codes);
     quads[1] = high_nibbles(codes);
   }
+  static void fetch(const Ahead& next, std::int64_t line) { Ahead::fetch(next.page.nibbles, line); }
+  static void fetch(const NothingAhead&, std::int64_t) {}
   static Ints dot(const Ints& acc, const Bytes& quad, const void* row) { return dot_nibbles(acc, quad, row); }
+  static Ints dot(const Ints& acc, const Bytes& quad, const Bytes& row) { return dot_nibbles(acc, quad, row); }
 };
 
 // The plane of keys of 8 bits: the middle of what the low nibble may be.
@@ -85,36 +131,58 @@ inline Vec joined(const Ints* sums) {
   }
 }
 
-// scores[r][j] of rows [row, row + Rows) with the tokens of one page.
-template <class K, int Parts, int Rows>
-inline void score_rows(const CodeRows& q, int row, const Page& page, float* scores) {
+// Scores of rows [row, row + Rows) with the tokens of `Clusters` clusters from `first` on. What is loaded of a row serves
+// all of them.
+template <class K, int Parts, int Rows, int Clusters, class A>
+inline void score_clusters(const CodeRows& q, int row, const Page& page, int first, const A& ahead, float* scores) {
   const int head_dim = q.head_dim;
   const int steps = head_dim / (4 * K::kQuads);
   const std::int8_t* parts = q.parts + static_cast<std::int64_t>(row) * Parts * head_dim;
-  for (int c = 0; c < clusters_of(page); ++c) {
-    const K keys(page, c, head_dim);
-    Ints sums[K::kQuads][Rows * Parts];
-    for (auto& quad : sums)
-      for (Ints& sum : quad) sum = ints_zero();
-    for (int s = 0; s < steps; ++s) {
-      Bytes quads[K::kQuads];
-      keys.load(s, quads);
-      for (int i = 0; i < K::kQuads; ++i)
-        for (int r = 0; r < Rows * Parts; ++r)
-          sums[i][r] = K::dot(sums[i][r], quads[i], parts + r * head_dim + 4 * (K::kQuads * s + i));
+  const K keys(page, first, head_dim);
+  Ints sums[Clusters][Rows * Parts];
+  for (auto& cluster : sums)
+    for (Ints& sum : cluster) sum = ints_zero();
+  for (int s = 0; s < steps; ++s) {
+    Bytes quads[Clusters][K::kQuads];
+    for (int c = 0; c < Clusters; ++c) {
+      keys.load(c * steps + s, quads[c]);
+      K::fetch(ahead, (first + c) * steps + s);
     }
-    if constexpr (K::kQuads == 2)
-      for (int r = 0; r < Rows * Parts; ++r) sums[0][r] = ints_add(sums[0][r], sums[1][r]);
-    const Vec scale = load_scale(page, kKeyScale, c);
-    const Vec offset = load_scale(page, kKeyOffset, c);
-    for (int r = 0; r < Rows; ++r) {
-      const Vec total = fill(q.sum[row + r]);
-      Vec codes = joined<Parts, 7>(&sums[0][r * Parts]);
-      if constexpr (K::kFactor != 1.0f) codes = add(mul(codes, fill(K::kFactor)), mul(total, fill(K::kCentre)));
-      const Vec score = mul(add(mul(scale, codes), mul(offset, total)), fill(q.scale[row + r]));
-      store(scores + (row + r) * kPageTokens + c * kLanes, score);
+    for (int i = 0; i < K::kQuads; ++i) {
+      for (int r = 0; r < Rows * Parts; ++r) {
+        const std::int8_t* row_quad = parts + r * head_dim + 4 * (K::kQuads * s + i);
+        if constexpr (Clusters == 1) {
+          sums[0][r] = K::dot(sums[0][r], quads[0][i], static_cast<const void*>(row_quad));
+        } else {
+          const Bytes quad = fill_quad(row_quad);
+          for (int c = 0; c < Clusters; ++c) sums[c][r] = K::dot(sums[c][r], quads[c][i], quad);
+        }
+      }
     }
   }
+  for (int c = 0; c < Clusters; ++c) {
+    const Vec scale = load_scale(page, kKeyScale, first + c);
+    const Vec offset = load_scale(page, kKeyOffset, first + c);
+    for (int r = 0; r < Rows; ++r) {
+      const Vec total = fill(q.sum[row + r]);
+      Vec codes = joined<Parts, 7>(&sums[c][r * Parts]);
+      if constexpr (K::kFactor != 1.0f) codes = add(mul(codes, fill(K::kFactor)), mul(total, fill(K::kCentre)));
+      const Vec score = mul(add(mul(scale, codes), mul(offset, total)), fill(q.scale[row + r]));
+      store(scores + (row + r) * kPageTokens + (first + c) * kLanes, score);
+    }
+  }
+}
+
+// scores[r][j] of rows [row, row + Rows) with the tokens of one page.
+template <class K, int Parts, int Rows, class A>
+inline void score_rows(const CodeRows& q, int row, const Page& page, const A& ahead, float* scores) {
+  constexpr int kRows = Rows * Parts;
+  constexpr int kMost = K::kIsOneLine ? 1 : kRows * 4 <= kCodeScoreSums ? 4 : kRows * 2 <= kCodeScoreSums ? 2 : 1;
+  const int clusters = clusters_of(page);
+  int c = 0;
+  for (; c + kMost <= clusters; c += kMost) score_clusters<K, Parts, Rows, kMost>(q, row, page, c, ahead, scores);
+  if constexpr (kMost > 1)
+    for (; c < clusters; ++c) score_clusters<K, Parts, Rows, 1>(q, row, page, c, ahead, scores);
 }
 
 // Rows of one tile, so that tiles are about equal.
@@ -149,14 +217,15 @@ inline void for_parts(int parts, const Body& body) {
   }
 }
 
-template <class K, int Parts>
-inline void score_parts(const CodeRows& q, const Page& page, float* scores) {
-  for_tiles<kCodeTileRows / Parts>(q.rows, [&]<int Rows>(int row) { score_rows<K, Parts, Rows>(q, row, page, scores); });
+template <class K, int Parts, class A>
+inline void score_parts(const CodeRows& q, const Page& page, const A& ahead, float* scores) {
+  for_tiles<kCodeTileRows / Parts>(q.rows,
+                                   [&]<int Rows>(int row) { score_rows<K, Parts, Rows>(q, row, page, ahead, scores); });
 }
 
 template <class K>
 void score_codes(const CodeRows& q, const Page& page, float* scores) {
-  for_parts(q.part_count, [&]<int Parts>() { score_parts<K, Parts>(q, page, scores); });
+  for_parts(q.part_count, [&]<int Parts>() { score_parts<K, Parts>(q, page, NothingAhead{}, scores); });
 }
 
 // How values come: `quads` vectors of 4 tokens for each group. A weight is cut into digits of kBits bits.
@@ -166,7 +235,7 @@ struct ByteValues {
   static constexpr float kCentre = 127.5f;
   static void load(const char* codes, Bytes* quads) { quads[0] = load_bytes(codes); }
   static Ints dot(const Ints& acc, const Bytes& quad, const void* weights) {
-    return dot_bytes(acc, quad, fill_quad(weights));
+    return dot_signed(acc, quad, fill_quad(weights));
   }
 };
 
@@ -197,8 +266,14 @@ struct ValueScales {
   alignas(64) float scale[kPageTokens];
   alignas(64) float offset[kPageTokens];
 
+  template <bool Whole = false>
   void load(const Page& page) {
-    for (int at = 0; at < page.count; at += kLanes) {
+    for (int at = 0; at < tokens_of<Whole>(page); at += kLanes) {
+      if constexpr (Whole) {
+        store(scale + at, load_scale(page, kValueScale, at / kLanes));
+        store(offset + at, load_scale(page, kValueOffset, at / kLanes));
+        continue;
+      }
       const Bits keep = lanes_below(page.count - at);
       store(scale + at, select(keep, load_scale(page, kValueScale, at / kLanes), zero()));
       store(offset + at, select(keep, load_scale(page, kValueOffset, at / kLanes), zero()));
@@ -216,7 +291,7 @@ struct Scaled {
 
 // Cuts them into digits, relative to their largest. Where there is only one, what rounding leaves out is given to the
 // middle of the codes.
-template <class V, int Parts>
+template <class V, int Parts, bool Whole = false>
 inline Digits cut_weights(const Scaled& row, const Page& page, std::uint8_t* digits) {
   if (!(row.largest > kUnitMin)) {
     memset(digits, 0, Parts * kPageTokens);
@@ -226,7 +301,7 @@ inline Digits cut_weights(const Scaled& row, const Page& page, std::uint8_t* dig
   const float unit = row.largest / kWhole;
   const Vec inverse = fill(kWhole / row.largest);
   Ints total = ints_zero();
-  for (int at = 0; at < page.count; at += kLanes) {
+  for (int at = 0; at < tokens_of<Whole>(page); at += kLanes) {
     const Ints number = to_ints(mul(load(row.weights + at), inverse));
     std::uint8_t* digit = digits + at;
     if constexpr (Parts == 3) {
@@ -249,9 +324,9 @@ inline Digits cut_weights(const Scaled& row, const Page& page, std::uint8_t* dig
 }
 
 // Of one tile of rows, N vectors of dimensions from `vector` on.
-template <class V, int Parts, int Rows, int N>
+template <class V, int Parts, int Rows, int N, class A>
 inline void sum_vectors(const Page& page, int vector, int head_dim, const std::uint8_t* digits, const Digits* rows,
-                        float* out) {
+                        const A& ahead, float* out) {
   constexpr int kGroup = 4 * V::kQuads;
   const int vectors = head_dim / kLanes;
   Ints sums[N][Rows * Parts];
@@ -263,6 +338,7 @@ inline void sum_vectors(const Page& page, int vector, int head_dim, const std::u
     for (int n = 0; n < N; ++n) {
       Bytes quads[V::kQuads];
       V::load(codes + 64 * n, quads);
+      ahead.fetch_values(g * vectors + vector + n);
       for (int j = 0; j < V::kQuads; ++j)
         for (int r = 0; r < Rows * Parts; ++r)
           sums[n][r] = V::dot(sums[n][r], quads[j], digits + r * kPageTokens + g * kGroup + 4 * j);
@@ -277,31 +353,32 @@ inline void sum_vectors(const Page& page, int vector, int head_dim, const std::u
   }
 }
 
-template <class V, int Parts, int Rows>
-inline void sum_rows(const Page& page, int head_dim, const std::uint8_t* digits, const Digits* rows, float* out) {
+template <class V, int Parts, int Rows, class A>
+inline void sum_rows(const Page& page, int head_dim, const std::uint8_t* digits, const Digits* rows, const A& ahead,
+                     float* out) {
   constexpr int kRows = Rows * Parts;
   constexpr int kMost = kRows * 4 <= kCodeTileSums ? 4 : kRows * 2 <= kCodeTileSums ? 2 : 1;
   const int vectors = head_dim / kLanes;
   int v = 0;
   for (; v + kMost <= vectors; v += kMost)
-    sum_vectors<V, Parts, Rows, kMost>(page, v, head_dim, digits, rows, out);
+    sum_vectors<V, Parts, Rows, kMost>(page, v, head_dim, digits, rows, ahead, out);
   if constexpr (kMost >= 4) {
     if (v + 2 <= vectors) {
-      sum_vectors<V, Parts, Rows, 2>(page, v, head_dim, digits, rows, out);
+      sum_vectors<V, Parts, Rows, 2>(page, v, head_dim, digits, rows, ahead, out);
       v += 2;
     }
   }
   if constexpr (kMost >= 2)
-    if (v < vectors) sum_vectors<V, Parts, Rows, 1>(page, v, head_dim, digits, rows, out);
+    if (v < vectors) sum_vectors<V, Parts, Rows, 1>(page, v, head_dim, digits, rows, ahead, out);
 }
 
 // out[r] += what the digits of row r say of this page, for all rows.
-template <class V, int Parts>
+template <class V, int Parts, class A>
 inline void sum_parts(int rows, const Page& page, int head_dim, const std::uint8_t* digits, const Digits* each,
-                      float* out) {
+                      const A& ahead, float* out) {
   for_tiles<kCodeTileRows / Parts>(rows, [&]<int Rows>(int row) {
     sum_rows<V, Parts, Rows>(page, head_dim, digits + row * Parts * kPageTokens, each + row,
-                             out + static_cast<std::int64_t>(row) * head_dim);
+                             ahead, out + static_cast<std::int64_t>(row) * head_dim);
   });
 }
 
@@ -331,7 +408,7 @@ void sum_codes(const CodeWeights& w, const Page& page, float* out) {
         each[r] = cut_weights<V, Parts>(of_row, page, digits + r * Parts * kPageTokens);
       }
       for_rows<kMost>(rows, [&]<int Rows>() {
-        sum_rows<V, Parts, Rows>(page, w.head_dim, digits, each, out + static_cast<std::int64_t>(row) * w.head_dim);
+        sum_rows<V, Parts, Rows>(page, w.head_dim, digits, each, NothingAhead{}, out + static_cast<std::int64_t>(row) * w.head_dim);
       });
     }
   });

@@ -3,18 +3,10 @@
 
 namespace h3::H3_ISA {
 
-constexpr int kTogether = 4;  // clusters that are scored at the same time
+constexpr int kMeanSums = 24;  // sums of mean values that stay in registers
 
-// Four bytes of a query in every lane. GCC copies the intrinsic's sums to and fro: hence assembly.
-using Quad = __m512i;
-inline Quad load_quad(const void* p) { return fill_quad(p); }
-inline Ints dot_quad(Ints acc, Bytes codes, Quad quad) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(quad));
-  return acc;
-}
-
-// 2^x with a relative error of 1e-4 for rows of one part, else 3e-7; NaN stays NaN. `vscalefps` takes the whole part of x
-// by itself.
+// 2^x with a relative error of 1e-4 for rows of one part, else 3e-7; NaN stays NaN. `vscalefps` takes the whole part of
+// x by itself.
 template <int Parts>
 inline Vec power_of_two(Vec x) {
   const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -59,7 +51,9 @@ inline Vec sums_of_rows(const Vector& vector) {
     const __m512d a = two(i), b = two(i + 2);
     return add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   };
-  const auto folded = [](Vec a, Vec b) { return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+  const auto folded = [](Vec a, Vec b) {
+    return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
   const auto eight = [&](int i) {
     const Vec a = four(i), b = four(i + 4);
     return folded(a, b);

@@ -1,5 +1,5 @@
-// The work on an index, written once over the vectors of simd_*.hpp. Each index_*.cpp includes this with its own H3_ISA,
-// after what index_scalar.hpp or index_avx512.cpp define for it.
+// The work on an index, written once over the vectors of simd_*.hpp. Each index_*.cpp includes this with its own
+// H3_ISA, after what index_scalar.hpp or index_avx512.cpp define for it.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@ namespace h3::H3_ISA {
 
 constexpr int kBatch = 16;   // clusters whose 16 scores are summed at once: one vector of log-sum-exps
 constexpr int kRowsMax = 4;  // query rows of a tile: their sums stay in registers
+constexpr int kAhead = 16;   // clusters between the one that is scored and the one that is fetched
 constexpr float kNothing = -__builtin_inff();
 
 // Numbers of 16 tokens' codes: number = scale * code + offset.
@@ -24,15 +25,26 @@ struct ClusterPlane {
   const char* nibbles;
   const char* scales;
 
-  ClusterPlane() = default;
-  ClusterPlane(const ScanBlock& b, std::int32_t cluster) {
-    const std::int64_t page_nibbles = kPageTokens / 2 * std::int64_t{b.query.head_dim};
-    const int page = cluster % kSegmentClusters / kPageClusters;
+  ClusterPlane(const char* planes, int cluster, int head_dim) {
+    const std::int64_t page_nibbles = kPageTokens / 2 * std::int64_t{head_dim};
     const int place = cluster % kPageClusters;
-    const char* plane = reinterpret_cast<const char*>(b.segments[cluster / kSegmentClusters].planes) + b.head_offset +
-                        page * plane_bytes(b.query.head_dim);
+    const char* plane = planes + cluster / kPageClusters * plane_bytes(head_dim);
     nibbles = plane + place * page_nibbles / kPageClusters;
     scales = plane + page_nibbles + place * kClusterTokens * 2;
+  }
+
+  static ClusterPlane of(const ScanBlock& b, std::int32_t cluster) {
+    const char* planes = reinterpret_cast<const char*>(b.segments[cluster / kSegmentClusters].planes) + b.head_offset;
+    return {planes, cluster % kSegmentClusters, b.query.head_dim};
+  }
+
+  // What is to be read kAhead clusters after number i of a block.
+  template <bool Listed>
+  static ClusterPlane ahead(const ScanBlock& b, int i) {
+    const int later = i + kAhead;
+    if (later < b.count) return of(b, b.cluster(later));
+    if (Listed || b.next == nullptr) return of(b, b.cluster(b.count - 1));
+    return {b.next, std::min(later - b.count, kSegmentClusters - 1), b.query.head_dim};
   }
 
   // Of nibbles that are high halves the missing low ones count as their middle.
@@ -44,91 +56,52 @@ struct ClusterPlane {
   }
 
   void fetch_scales() const {
-    prefetch(scales + kKeyScale * kPageTokens * 2);
-    prefetch(scales + kKeyOffset * kPageTokens * 2);
+    __builtin_prefetch(scales + kKeyScale * kPageTokens * 2, 0, 2);
+    __builtin_prefetch(scales + kKeyOffset * kPageTokens * 2, 0, 2);
   }
 };
 
-// What is fetched while kTogether clusters are scored: some lines for each 8 dimensions.
-struct Ahead {
-  static constexpr int kPages = 2;      // in a straight line
-  static constexpr int kClusters = 12;  // of a list
-  static constexpr int kLines = 3 * kTogether / 2;  // more than what eight dimensions of kTogether clusters take
-  const char* lines[kLines];
-
-  // Planes follow each other, with numbers between the nibbles; lines are fetched in their order.
-  static Ahead straight(const ClusterPlane& plane, int place, int head_dim) {
-    Ahead ahead;
-    const std::int64_t size = plane_bytes(head_dim);
-    const char* line = plane.nibbles + place * (size / kPageClusters - head_dim * 8) + kPages * size;
-    for (int i = 0; i < kLines; ++i) ahead.lines[i] = line + 64 * i;
-    return ahead;
-  }
-
-  static Ahead of(const ClusterPlane* planes) {
-    Ahead ahead;
-    for (int c = 0; c < kTogether; ++c) {
-      ahead.lines[c] = planes[c].nibbles;
-      planes[c].fetch_scales();
-    }
-    return ahead;
-  }
-
-  // Into the second cache: far more lines may be on their way there than into the first.
-  template <bool Listed>
-  void fetch(int i) const {
-    for (int n = 0; n < (Listed ? kTogether : kLines); ++n)
-      __builtin_prefetch(lines[n] + i * 64 * (Listed ? 1 : kLines), 0, 2);
-  }
-};
-
-// Scores of kTogether clusters for R rows, before the rows' scales: a query's bytes are spread once for all of them. Gives
-// `best` the largest of each lane.
-template <int R, int Parts, bool Listed>
-inline void score_nibbles(const CodeRows& q, int row, const ClusterPlane* planes, const Ahead& ahead, bool split_keys,
-                          float* scores, Vec* best) {
-  Ints acc[kTogether][R][Parts];
-  for (int c = 0; c < kTogether; ++c)
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < Parts; ++p) acc[c][r][p] = ints_zero();
+// Scores of one cluster for R rows, before the rows' scales. Gives `best` the largest of each lane. Nibbles are read in
+// a straight line, and only the lines that are needed are fetched, into the second cache: far more of them may be on
+// their way there than into the first.
+template <int R, int Parts>
+inline void score_nibbles(const CodeRows& q, int row, const ClusterPlane& plane, const ClusterPlane& ahead,
+                          bool split_keys, float* scores, Vec* best) {
+  Ints low[R][Parts], high[R][Parts];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < Parts; ++p) low[r][p] = high[r][p] = ints_zero();
   const std::int8_t* rows = q.parts + row * Parts * q.head_dim;
   for (int d = 0; d < q.head_dim; d += 8) {
-    Bytes low[kTogether], high[kTogether];
-    ahead.fetch<Listed>(d / 8);
-    for (int c = 0; c < kTogether; ++c) {
-      const Bytes both = load_bytes(planes[c].nibbles + d * 8);
-      low[c] = low_nibbles(both);
-      high[c] = high_nibbles(both);
-    }
+    __builtin_prefetch(ahead.nibbles + d * 8, 0, 2);
+    const Bytes both = load_bytes(plane.nibbles + d * 8);
+    const Bytes low_codes = low_nibbles(both), high_codes = high_nibbles(both);
     for (int r = 0; r < R; ++r)
       for (int p = 0; p < Parts; ++p) {
         const std::int8_t* part = rows + (r * Parts + p) * q.head_dim + d;
-        const Quad first = load_quad(part);
-        for (int c = 0; c < kTogether; ++c) acc[c][r][p] = dot_quad(acc[c][r][p], low[c], first);
-        const Quad second = load_quad(part + 4);
-        for (int c = 0; c < kTogether; ++c) acc[c][r][p] = dot_quad(acc[c][r][p], high[c], second);
+        low[r][p] = dot_nibbles(low[r][p], low_codes, part);
+        high[r][p] = dot_nibbles(high[r][p], high_codes, part + 4);
       }
   }
-  for (int c = 0; c < kTogether; ++c) {
-    const Factors f = planes[c].factors(split_keys);
-    for (int r = 0; r < R; ++r) {
-      Ints sum = acc[c][r][0];
-      if constexpr (Parts == 2) sum = ints_add(shift_left<7>(sum), acc[c][r][1]);
-      const Vec score = fma(to_floats(sum), f.scale, mul(f.offset, fill(q.sum[row + r])));
-      best[r] = max(best[r], score);
-      store(scores + (r * kBatch + c) * kLanes, score);
-    }
+  ahead.fetch_scales();
+  const Factors f = plane.factors(split_keys);
+  for (int r = 0; r < R; ++r) {
+    Ints sum = ints_add(low[r][0], high[r][0]);
+    if constexpr (Parts == 2) sum = ints_add(shift_left<7>(sum), ints_add(low[r][1], high[r][1]));
+    const Vec score = fma(to_floats(sum), f.scale, mul(f.offset, fill(q.sum[row + r])));
+    best[r] = max(best[r], score);
+    store(scores + r * kBatch * kLanes, score);
   }
 }
 
-// Log-sum-exp of each of the 16 rows of 16 scores times `scale`, of which `best` is the largest. One origin does for all
-// rows: what is 2^100 below another cluster weighs nothing. NaN in any score makes its sum NaN.
+// Log-sum-exp of each of the 16 rows of 16 scores times `scale`, of which `best` is the largest. One origin does for
+// all rows: what is 2^100 below another cluster weighs nothing. NaN in any score makes its sum NaN.
 template <int Parts>
 inline Vec lse_of_rows(const float* scores, float best, float scale) {
   constexpr float kLeast = 1.17549435e-38f;
   const float top = best * scale;
   const Vec origin = fill(-top), factor = fill(scale);
-  const Vec sums = sums_of_rows([&](int i) { return power_of_two<Parts>(fma(load(scores + i * kLanes), factor, origin)); });
+  const Vec sums = sums_of_rows(
+      [&](int i) { return power_of_two<Parts>(fma(load(scores + i * kLanes), factor, origin)); });
   return add(fill(top), log2_lanes(max(fill(kLeast), sums)));
 }
 
@@ -138,22 +111,11 @@ inline void scan_rows(const ScanBlock& b, int row, int first, int count) {
   Vec best[R];
   for (int r = 0; r < R; ++r) {
     best[r] = fill(kNothing);
-    std::fill(&scores[r][count / kTogether * kTogether * kLanes], &scores[r][0] + kBatch * kLanes, 0.0f);
+    std::fill(&scores[r][count * kLanes], &scores[r][0] + kBatch * kLanes, 0.0f);
   }
-  const auto plane = [&](int i, int last) { return ClusterPlane(b, b.cluster(std::min(i, last))); };
-  for (int i = 0; i < count; i += kTogether) {
-    ClusterPlane planes[kTogether], later[kTogether];
-    // A last cluster that has no neighbours is scored several times.
-    for (int c = 0; c < kTogether; ++c) planes[c] = plane(first + i + c, first + count - 1);
-    Ahead ahead;
-    if constexpr (Listed) {
-      for (int c = 0; c < kTogether; ++c) later[c] = plane(first + i + c + Ahead::kClusters, b.count - 1);
-      ahead = Ahead::of(later);
-    } else {
-      ahead = Ahead::straight(planes[0], (b.first + first + i) % kPageClusters, b.query.head_dim);
-    }
-    score_nibbles<R, Parts, Listed>(b.query, row, planes, ahead, b.split_keys, &scores[0][i * kLanes], best);
-  }
+  for (int i = first; i < first + count; ++i)
+    score_nibbles<R, Parts>(b.query, row, ClusterPlane::of(b, b.cluster(i)), ClusterPlane::ahead<Listed>(b, i),
+                            b.split_keys, &scores[0][(i - first) * kLanes], best);
   for (int r = 0; r < R; ++r) {
     const Vec lse = lse_of_rows<Parts>(scores[r], max_lanes(best[r]), b.query.scale[row + r]);
     float* target = b.lse + (row + r) * b.lse_stride;
@@ -191,25 +153,53 @@ inline void scan(const ScanBlock& b) {
   else scan_of<2>(b);
 }
 
-inline Weighed weigh(const WeighRow& row) {
-  Vec best = fill(row.other);
-  for (std::int64_t i = 0; i < row.count; i += kLanes) best = max(best, load(row.lse + i));
+// One row's weights relative to everything, before they are divided by `sum`.
+struct WeighedRow {
+  float total;    // log-sum-exp in base 2
+  float inverse;  // of the sum; 0 where there is nothing
+};
+
+inline WeighedRow weigh_row(const float* lse, std::int64_t count, float other, float* weights) {
+  Vec best = fill(other);
+  for (std::int64_t i = 0; i < count; i += kLanes) best = max(best, load(lse + i));
   const float maximum = max_lanes(best);
   if (maximum == kNothing) {
     bool is_nan = false;
-    for (std::int64_t i = 0; i < row.count; ++i) is_nan |= row.lse[i] != row.lse[i];
-    std::fill_n(row.weights, row.count, is_nan ? __builtin_nanf("") : 0.0f);
-    return {maximum, is_nan ? __builtin_nanf("") : 0.0f};
+    for (std::int64_t i = 0; i < count; ++i) is_nan |= lse[i] != lse[i];
+    const float nothing = is_nan ? __builtin_nanf("") : 0.0f;
+    std::fill_n(weights, count, nothing);
+    return {is_nan ? nothing : kNothing, nothing};
   }
   Vec total = zero();
   const Vec origin = fill(maximum);
-  for (std::int64_t i = 0; i < row.count; i += kLanes) {
-    const Vec w = power_of_two<2>(sub(load(row.lse + i), origin));
-    store(row.weights + i, w);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const Vec w = power_of_two<2>(sub(load(lse + i), origin));
+    store(weights + i, w);
     total = add(total, w);
   }
-  const float other = row.other == kNothing ? 0.0f : exp2f(row.other - maximum);
-  return {maximum, sum_lanes(total) + other};
+  const float sum = sum_lanes(total) + (other == kNothing ? 0.0f : exp2f(other - maximum));
+  return {maximum + log2f(sum), 1.0f / sum};
+}
+
+inline void rank(const RankBlock& b) {
+  constexpr float kLeast = -3.40282347e38f, kNone = -1.0f, kFirst = __builtin_inff();
+  for (int r = 0; r < b.rows; ++r) {
+    const float* const lse = b.lse + r * b.lse_stride;
+    const WeighedRow row = weigh_row(lse, b.count, b.other[r], b.weights);
+    b.totals[r] = row.total;
+    const Vec inverse = fill(row.inverse);
+    for (std::int64_t i = 0; i < b.count; i += kLanes) {
+      const Vec share = mul(load(b.weights + i), inverse);
+      store(b.importance + i, r == 0 ? share : add(load(b.importance + i), share));
+    }
+  }
+  for (std::int64_t i = 0; i < b.count; i += kLanes) {
+    Vec x = load(b.importance + i);
+    x = select(below(fill(kNone), x), x, fill(kFirst));
+    x = select(below(load(b.lse + i), fill(kLeast)), fill(kNone), x);
+    store(b.importance + i, x);
+    b.largest[i / kLanes] = max_lanes(x);
+  }
 }
 
 }  // namespace h3::H3_ISA
@@ -219,6 +209,6 @@ inline Weighed weigh(const WeighRow& row) {
 
 namespace h3::H3_ISA {
 
-constexpr IndexKernels kIndex = {scan, weigh, sum_means, cluster};
+constexpr IndexKernels kIndex = {scan, rank, sum_means, cluster};
 
 }  // namespace h3::H3_ISA

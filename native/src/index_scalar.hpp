@@ -6,12 +6,7 @@
 
 namespace h3::H3_ISA {
 
-constexpr int kTogether = 2;  // clusters that are scored at the same time
-
-// Four bytes of a query.
-using Quad = const void*;
-inline Quad load_quad(const void* p) { return p; }
-inline Ints dot_quad(const Ints& acc, const Bytes& codes, Quad quad) { return dot_nibbles(acc, codes, quad); }
+constexpr int kMeanSums = 12;  // sums of mean values that are kept at the same time
 
 // 2^x with a relative error of 1e-7; below 2^-126 the result is 0 or a denormal number. NaN stays NaN.
 template <int Parts>

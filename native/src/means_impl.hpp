@@ -3,102 +3,142 @@
 
 namespace h3::H3_ISA {
 
-// Weights are cut into two digits of 7 bits relative to the largest of their segment: sums over clusters are of integers.
+// Weights are cut into two digits of 7 bits relative to the largest of their segment: sums over clusters are of
+// integers.
 constexpr int kDigitBits = 7;
 constexpr int kWholeDigits = (1 << 2 * kDigitBits) - 1;
 
-// One row's weights times the scales of the values: sum of w_c v_c = unit * (sum of digits_c * codes_c) + constant.
+// One row's weights times the scales of the values: sum of w_c (v_c - offset_c) = unit * sum of digits_c * codes_c.
 struct MeanDigits {
   alignas(64) std::uint8_t upper[kSegmentClusters];
   alignas(64) std::uint8_t lower[kSegmentClusters];
   float unit;
-  float constant;
 };
 
-inline bool has_nan(const float* x, int count) {
-  for (int i = 0; i < count; ++i)
-    if (x[i] != x[i]) return true;
-  return false;
+// A segment and its rows' log-sum-exps; -inf where a cluster does not count.
+template <int R>
+struct MeanSegment {
+  int index;
+  alignas(64) float lse[R][kSegmentClusters];
+};
+
+// What a run of segments gives a row beside the sums of codes, which are written at its end.
+struct MeanTotals {
+  Vec weights;
+  Vec offsets;
+};
+
+// The code of what a segment's summary holds: mean values, then scales.
+struct MeanValues {
+  const char* codes;
+  const char* scales;
+
+  MeanValues(const MeanBlock& b, int segment) {
+    const std::int64_t size = kPageTokens * std::int64_t{b.head_dim};
+    codes = reinterpret_cast<const char*>(b.segments[segment].summary) + b.head_offset + size;
+    scales = codes + size;
+  }
+
+  Vec scale(int which, int cluster) const { return load_fp16(scales + (which * kPageTokens + cluster) * 2); }
+
+  void fetch_scales() const {
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(scales + kValueScale * kPageTokens * 2 + 64 * line, 0, 2);
+  }
+};
+
+// Gives back whether any row's weights in this segment count. What is not a number does.
+template <int R>
+inline bool gather_lse(const MeanBlock& b, int row, int index, MeanSegment<R>& segment) {
+  segment.index = index;
+  bool counts = false;
+  for (int r = 0; r < R; ++r) {
+    float* const lse = segment.lse[r];
+    std::memcpy(lse, b.lse + (row + r) * b.lse_stride + index * kSegmentClusters, sizeof segment.lse[r]);
+    for (std::uint64_t left = b.is_read[index]; left != 0; left &= left - 1) lse[__builtin_ctzll(left)] = kNothing;
+    Vec best = load(lse);
+    for (int c = kLanes; c < kSegmentClusters; c += kLanes) best = max(best, load(lse + c));
+    const float origin = b.origin[row + r];
+    counts |= origin != kNothing && !(max_lanes(best) - origin < b.negligible);
+  }
+  return counts;
 }
 
-// Gives the row's maximum and sum what this segment adds; what was summed before shrinks to the new maximum.
-inline MeanDigits weigh_means(const MeanBlock& b, int row) {
+inline MeanDigits weigh_means(const MeanValues& values, const float* lse, float origin, MeanTotals& totals) {
   constexpr float kLeast = 1e-30f;  // below it weights are nothing beside others, and their inverse would overflow
-  const float* lse = b.lse + row * kSegmentClusters;
-  Vec best = load(lse);
-  for (int c = kLanes; c < kSegmentClusters; c += kLanes) best = max(best, load(lse + c));
-  const float largest_lse = max_lanes(best), before = b.maximum[row];
-  float now = largest_lse > before || largest_lse != largest_lse ? largest_lse : before;
-  if (now == kNothing && has_nan(lse, kSegmentClusters)) now = __builtin_nanf("");  // a maximum may drop what is not a number
+  const Vec moved = fill(origin == kNothing ? 0.0f : origin);
+  Vec products[kSegmentClusters / kLanes];
+  Vec largest = zero();
+  for (int i = 0; i < kSegmentClusters / kLanes; ++i) {
+    const Vec weight = power_of_two<2>(sub(load(lse + i * kLanes), moved));
+    products[i] = mul(weight, values.scale(kValueScale, i * kLanes));
+    totals.weights = add(totals.weights, weight);
+    totals.offsets = fma(weight, values.scale(kValueOffset, i * kLanes), totals.offsets);
+    largest = max(largest, products[i]);
+  }
   MeanDigits digits;
-  if (now == kNothing) {
-    std::memset(&digits, 0, sizeof digits);
-    return digits;
-  }
-  const auto scale = [&](int which, int c) { return load_fp16(b.scales + (which * kPageTokens + c) * 2); };
-  alignas(64) float products[kSegmentClusters];
-  Vec total = zero(), largest = zero(), offsets = zero();
-  for (int c = 0; c < kSegmentClusters; c += kLanes) {
-    const Vec weight = power_of_two<2>(sub(load(lse + c), fill(now)));
-    const Vec product = mul(weight, scale(kValueScale, c));
-    total = add(total, weight);
-    largest = max(largest, product);
-    offsets = fma(weight, scale(kValueOffset, c), offsets);
-    store(products + c, product);
-  }
-  if (now != before) {
-    const float shrink = before == kNothing ? 0.0f : exp2f(before - now);
-    float* out = b.out + std::int64_t{row} * b.head_dim;
-    for (int d = 0; d < b.head_dim; d += kLanes) store(out + d, mul(load(out + d), fill(shrink)));
-    b.sum[row] *= shrink;
-    b.maximum[row] = now;
-  }
-  b.sum[row] += sum_lanes(total);
   const float whole = max_lanes(largest);
-  const Vec inverse = fill(whole > kLeast ? kWholeDigits / whole : 0.0f);
-  for (int c = 0; c < kSegmentClusters; c += kLanes) {
-    const Ints number = to_ints(mul(load(products + c), inverse));
-    store_bits<kDigitBits, kDigitBits>(digits.upper + c, number);
-    store_bits<0, kDigitBits>(digits.lower + c, number);
-  }
   digits.unit = whole / kWholeDigits;
-  digits.constant = sum_lanes(offsets);
+  const Vec inverse = fill(whole > kLeast ? kWholeDigits / whole : 0.0f);
+  for (int i = 0; i < kSegmentClusters / kLanes; ++i) {
+    const Ints number = to_ints(mul(products[i], inverse));
+    store_bits<kDigitBits, kDigitBits>(digits.upper + i * kLanes, number);
+    store_bits<0, kDigitBits>(digits.lower + i * kLanes, number);
+  }
   return digits;
 }
 
-// Sixteen dimensions times N for R rows.
+// Sixteen dimensions times N for R rows; what is read next is fetched, line by line.
 template <int R, int N>
-inline void sum_means_of(const MeanBlock& b, int row, int vector, const MeanDigits* digits) {
+inline void sum_means_of(const MeanBlock& b, int row, int vector, const MeanDigits* digits, const MeanValues& values,
+                         const MeanValues& next) {
   constexpr int kGroup = 4;  // clusters that share a lane
   const int vectors = b.head_dim / kLanes;
   Ints upper[N][R], lower[N][R];
   for (int n = 0; n < N; ++n)
     for (int r = 0; r < R; ++r) upper[n][r] = lower[n][r] = ints_zero();
-  const char* codes = b.values + 64 * vector;
-  for (int c = 0; c < b.clusters; c += kGroup, codes += 64 * vectors)
+  for (int c = 0; c < kSegmentClusters; c += kGroup) {
+    const std::int64_t at = 64 * (std::int64_t{c} / kGroup * vectors + vector);
     for (int n = 0; n < N; ++n) {
-      const Bytes four = load_bytes(codes + 64 * n);
+      __builtin_prefetch(next.codes + at + 64 * n, 0, 2);
+      const Bytes four = load_bytes(values.codes + at + 64 * n);
       for (int r = 0; r < R; ++r) {
         upper[n][r] = dot_bytes(upper[n][r], four, digits[r].upper + c);
         lower[n][r] = dot_bytes(lower[n][r], four, digits[r].lower + c);
       }
     }
+  }
   for (int n = 0; n < N; ++n)
     for (int r = 0; r < R; ++r) {
       float* out = b.out + std::int64_t{row + r} * b.head_dim + (vector + n) * kLanes;
       const Vec sum = to_floats(ints_add(shift_left<kDigitBits>(upper[n][r]), lower[n][r]));
-      store(out, add(load(out), fma(sum, fill(digits[r].unit), fill(digits[r].constant))));
+      store(out, fma(sum, fill(digits[r].unit), load(out)));
     }
 }
 
 template <int R>
 inline void sum_means_rows(const MeanBlock& b, int row) {
-  MeanDigits digits[R];
-  for (int r = 0; r < R; ++r) digits[r] = weigh_means(b, row + r);
+  constexpr int kMost = R * 2 * 4 <= kMeanSums ? 4 : R * 2 * 2 <= kMeanSums ? 2 : 1;
+  MeanSegment<R> segments[kMeanSegmentsMax];
+  int count = 0;
+  for (int s = b.first; s < b.last; ++s) count += gather_lse<R>(b, row, s, segments[count]);
+  MeanTotals totals[R];
+  for (int r = 0; r < R; ++r) totals[r] = {zero(), zero()};
   const int vectors = b.head_dim / kLanes;
-  int v = 0;
-  for (; v + 2 <= vectors; v += 2) sum_means_of<R, 2>(b, row, v, digits);
-  if (v < vectors) sum_means_of<R, 1>(b, row, v, digits);
+  for (int i = 0; i < count; ++i) {
+    const MeanValues values(b, segments[i].index), next(b, segments[std::min(i + 1, count - 1)].index);
+    next.fetch_scales();
+    MeanDigits digits[R];
+    for (int r = 0; r < R; ++r) digits[r] = weigh_means(values, segments[i].lse[r], b.origin[row + r], totals[r]);
+    int v = 0;
+    for (; v + kMost <= vectors; v += kMost) sum_means_of<R, kMost>(b, row, v, digits, values, next);
+    for (; v < vectors; ++v) sum_means_of<R, 1>(b, row, v, digits, values, next);
+  }
+  for (int r = 0; r < R; ++r) {
+    const Vec constant = fill(sum_lanes(totals[r].offsets));
+    b.sum[row + r] += sum_lanes(totals[r].weights);
+    float* out = b.out + std::int64_t{row + r} * b.head_dim;
+    for (int d = 0; d < b.head_dim; d += kLanes) store(out + d, add(load(out + d), constant));
+  }
 }
 
 inline void sum_means(const MeanBlock& b) {

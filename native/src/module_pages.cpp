@@ -135,9 +135,6 @@ void bind_pages(nb::module_& m) {
       .def("end", [](PageCache& c, Address tags, std::size_t count, bool well, std::uint32_t ticket) {
         return c.end(at<std::uint64_t>(tags), count, well, ticket);
       })
-      .def("spare", [](PageCache& c, Address tags, std::size_t count) {
-        c.spare(at<std::uint64_t>(tags), count);
-      })
       .def("give_back", [](PageCache& c, Address slots, std::size_t count) {
         c.give_back(at<std::uint32_t>(slots), count);
       })

@@ -2,7 +2,11 @@
 #include "module_retrieve.hpp"
 
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
+#include <algorithm>
+#include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "h3/retrieve.hpp"
@@ -19,16 +23,18 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-void seal(Address slabs, int slab_count, int kv_heads, int head_dim, bool split_keys, std::int64_t page_bytes, int blocks,
-          int threads) {
+void seal(Address slabs, int slab_count, int kv_heads, int head_dim, bool split_keys, std::int64_t page_bytes,
+          int blocks, int threads) {
   h3::seal({at<std::uint64_t>(slabs), slab_count, {kv_heads, head_dim, split_keys, page_bytes}, blocks, threads});
 }
 
 // What both halves of a retrieval share.
 struct Retrieval {
-  Retrieval(Address q, Address segments, Address lse, int kv_heads, int head_dim, bool split_keys, std::int64_t page_bytes,
-            int q_dtype, int page_dtype, int tokens, int heads, int segment_count, float scale, int threads)
-      : args{at(q), at<h3::Indexed>(segments), at<float>(lse), {kv_heads, head_dim, split_keys, page_bytes},
+  Retrieval(Address q, Address segments, Address lse, Address totals, int kv_heads, int head_dim, bool split_keys,
+            std::int64_t page_bytes, int q_dtype, int page_dtype, int tokens, int heads, int segment_count, float scale,
+            int threads)
+      : args{at(q), at<h3::Indexed>(segments), at<float>(lse), at<float>(totals),
+             {kv_heads, head_dim, split_keys, page_bytes},
              static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(page_dtype), tokens, heads, segment_count, scale,
              threads} {}
 
@@ -49,6 +55,18 @@ struct Retrieval {
   h3::RetrieveArgs args;
 };
 
+// Both halves at once. Gives back how many clusters there are, how many were read, and how many pages hold these.
+std::tuple<std::int64_t, std::int64_t, std::int64_t> retrieve(const Retrieval& of, int budget, double shortlist_share,
+                                                              Address exact_out, Address exact_lse, Address out,
+                                                              Address out_lse, Address read_lse) {
+  const std::int64_t used = h3::used_clusters(of.args.segments, of.args.segment_count);
+  const auto shortlist = static_cast<int>(std::ceil(shortlist_share * static_cast<double>(used)));
+  const h3::ChosenReads reads =
+      h3::retrieve({of.args, at<float>(exact_out), at<float>(exact_lse), at<float>(out), at<float>(out_lse),
+                    at<float>(read_lse), static_cast<int>(std::min<std::int64_t>(budget, used)), shortlist});
+  return {used, reads.clusters, reads.pages};
+}
+
 }  // namespace
 
 void bind_retrieve(nb::module_& m) {
@@ -57,9 +75,13 @@ void bind_retrieve(nb::module_& m) {
   m.attr("SEGMENT_CLUSTERS") = h3::kSegmentClusters;
   m.def("seal", &seal, Released());
   nb::class_<Retrieval>(m, "Retrieval")
-      .def(nb::init<Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float, int>())
+      .def(nb::init<Address, Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float,
+                    int>())
       .def("select", &Retrieval::select, Released())
       .def("attend_chosen", &Retrieval::attend_chosen, nb::arg("chosen"), nb::arg("addresses"), nb::arg("out"),
            nb::arg("out_lse"), nb::arg("read_lse"), nb::arg("budget"), nb::arg("estimate"), nb::arg("exact_out") = 0,
-           nb::arg("exact_lse") = 0, Released());
+           nb::arg("exact_lse") = 0, Released())
+      .def("run", &retrieve, Released());
+  m.def("all_in_memory",
+        [](Address segments, int count) { return h3::all_in_memory(at<h3::Indexed>(segments), count); });
 }

@@ -110,7 +110,7 @@ void PageCache::pin(const std::uint32_t* slots, std::size_t count) {
     if (is_late) ++counts_.late;
     else ++counts_.hits;
     if (slot.is_ahead && !is_late) ++counts_.useful;
-    slot.is_ahead = slot.is_spare = false;
+    slot.is_ahead = false;
   }
 }
 
@@ -152,19 +152,6 @@ std::size_t PageCache::end(const std::uint64_t* tags, std::size_t count, bool we
   return own;
 }
 
-void PageCache::spare(const std::uint64_t* tags, std::size_t count) {
-  for (std::size_t r = 0; r < count; ++r) {
-    for (std::uint32_t number = first_of(tags[r]); number < behind(tags[r]); ++number) {
-      Slot& slot = slots_[number];
-      if (!slot.is_ahead || slot.is_spare || slot.ticket != ticket_of(tags[r])) continue;
-      slot.is_spare = true;
-      if (!slot.is_listed) continue;
-      unlist(number);
-      rest(number);
-    }
-  }
-}
-
 void PageCache::give_back(const std::uint32_t* slots, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     Slot& slot = slots_[slots[i]];
@@ -202,7 +189,6 @@ std::string PageCache::fault() const {
     const Slot& slot = slots_[number];
     const bool is_at_rest = slot.pins == 0 && slot.state != PageState::kLoading;
     if (slot.has_key && find(slot.key) != number) return "a key is not found where it is";
-    if (slot.is_spare && !slot.is_ahead) return "a slot is spare that was not read ahead";
     if (slot.is_listed != is_at_rest) return "a slot is listed though it is in use, or the other way round";
     if (slot.has_key && (slot.state == PageState::kFree || slot.state == PageState::kFailed))
       return "a slot without a page has a key";
@@ -301,14 +287,14 @@ void PageCache::unlist(std::uint32_t number) {
 // Nothing is read into the slot, nobody pins it, and it is not listed.
 void PageCache::rest(std::uint32_t number) {
   Slot& slot = slots_[number];
-  if (slot.has_key) return slot.is_spare ? list_first(number) : list_last(number);
+  if (slot.has_key) return list_last(number);
   slot.state = PageState::kFree;
   list_first(number);
 }
 
 void PageCache::waste(Slot& slot) {
   counts_.wasted += slot.is_ahead;
-  slot.is_ahead = slot.is_spare = false;
+  slot.is_ahead = false;
 }
 
 // The first slots of the list, empty, in the order of their numbers: so neighbours stay neighbours.
@@ -341,7 +327,6 @@ std::size_t PageCache::load(const PageKey* keys, const std::vector<std::uint32_t
     slot.ticket = ticket;
     slot.state = PageState::kLoading;
     slot.is_ahead = is_ahead;
-    slot.is_spare = false;
     enter(given[i]);
     const PageKey* const before = i == 0 ? nullptr : &keys[wanted[i - 1]];
     const bool follows = before != nullptr && before->segment == key.segment && before->layer == key.layer &&

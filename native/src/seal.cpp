@@ -30,7 +30,8 @@ class Head {
 
   Page page(int block) const {
     const auto address = [](char* p) { return reinterpret_cast<std::uint64_t>(p); };
-    return {address(keys(block)), address(values(block)), 0, address(nibbles(block)), address(scales(block)), 0, kPageTokens};
+    return {address(keys(block)),   address(values(block)), 0, address(nibbles(block)),
+            address(scales(block)), 0,                      kPageTokens};
   }
 
  private:

@@ -58,6 +58,9 @@ inline Bits positions_at_most(const std::int32_t* p, std::int32_t limit) {
           _mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpgt_epi32(high, bound), ones))};
 }
 inline Bits below(Vec a, Vec b) { return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)}; }
+inline unsigned mask_of(Bits a) {
+  return static_cast<unsigned>(_mm256_movemask_ps(a.lo)) | static_cast<unsigned>(_mm256_movemask_ps(a.hi)) << 8;
+}
 inline Bits both(Bits a, Bits b) { return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
 inline Vec select(Bits m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
@@ -155,11 +158,11 @@ inline __m256i add_products(__m256i acc, __m256i a, __m256i b, int factor) {
   const __m256i pairs = _mm256_maddubs_epi16(a, b);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(static_cast<short>(factor))));
 }
-// codes up to 15, a quad of signed numbers in memory
-inline Ints dot_nibbles(Ints acc, Bytes codes, const void* quad) {
-  const Bytes row = fill_quad(quad);
+// codes up to 15, a quad of signed numbers, in registers or in memory
+inline Ints dot_nibbles(Ints acc, Bytes codes, Bytes row) {
   return {add_products(acc.lo, codes.lo, row.lo, 1), add_products(acc.hi, codes.hi, row.hi, 1)};
 }
+inline Ints dot_nibbles(Ints acc, Bytes codes, const void* quad) { return dot_nibbles(acc, codes, fill_quad(quad)); }
 // codes up to 255, a quad of signed numbers, in registers or in memory
 inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) {
   acc.lo = add_products(add_products(acc.lo, lower(codes.lo), quad.lo, 1), upper(codes.lo), quad.lo, 16);
@@ -167,9 +170,17 @@ inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) {
   return acc;
 }
 inline Ints dot_bytes(Ints acc, Bytes codes, const void* quad) { return dot_bytes(acc, codes, fill_quad(quad)); }
+inline Ints dot_signed(Ints acc, Bytes codes, Bytes quad) { return dot_bytes(acc, codes, quad); }
 // codes up to 15, quads of numbers up to 255
 inline Ints dot_unsigned(Ints acc, Bytes codes, Bytes quad) {
   return {add_products(acc.lo, quad.lo, codes.lo, 1), add_products(acc.hi, quad.hi, codes.hi, 1)};
+}
+// Sixteen nibbles as numbers: byte b holds number b in its low half and number 8 + b in its high half.
+inline Vec load_nibbles(const void* p) {
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  const __m128i fifteen = _mm_set1_epi8(15);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(bytes, fifteen))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(bytes, 4), fifteen)))};
 }
 // (a >> Shift) & 255 of each lane
 template <int Shift>
@@ -192,6 +203,8 @@ inline void store_bits(std::uint8_t* p, Ints a) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second-level cache, whose misses are many at a time.
+inline void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct Word {
   __m256i lo, hi;
@@ -214,5 +227,6 @@ constexpr int kTileVectors = 2;
 // The same of sums of codes, where rows count once for each part.
 constexpr int kCodeTileRows = 3;
 constexpr int kCodeTileSums = 3;
+constexpr int kCodeScoreSums = 3;
 
 }  // namespace h3::H3_ISA

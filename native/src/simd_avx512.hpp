@@ -28,6 +28,7 @@ inline Bits positions_at_most(const std::int32_t* p, std::int32_t limit) {
   return _mm512_cmple_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(limit));
 }
 inline Bits below(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline unsigned mask_of(Bits a) { return a; }
 inline Bits both(Bits a, Bits b) { return a & b; }
 inline Vec select(Bits m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
 
@@ -91,12 +92,24 @@ inline Ints dot_bytes(Ints acc, Bytes codes, const void* quad) {
 }
 // codes up to 15, a quad of signed numbers in memory
 inline Ints dot_nibbles(Ints acc, Bytes codes, const void* quad) { return dot_bytes(acc, codes, quad); }
-// The same with the quad in registers, for loops that the compiler does well with.
+// The same with quads in registers, which serve several vectors of codes.
+inline Ints dot_signed(Ints acc, Bytes codes, Bytes quad) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(quad));
+  return acc;
+}
+inline Ints dot_nibbles(Ints acc, Bytes codes, Bytes quad) { return dot_signed(acc, codes, quad); }
+// codes up to 255, quads of signed numbers, for loops that the compiler does well with
 inline Ints dot_bytes(Ints acc, Bytes codes, Bytes quad) { return _mm512_dpbusd_epi32(acc, codes, quad); }
 // codes up to 15, quads of numbers up to 255
 inline Ints dot_unsigned(Ints acc, Bytes codes, Bytes quad) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(quad), "v"(codes));
   return acc;
+}
+// Sixteen nibbles as numbers: byte b holds number b in its low half and number 8 + b in its high half.
+inline Vec load_nibbles(const void* p) {
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  const __m128i halves = _mm_unpacklo_epi64(bytes, _mm_srli_epi16(bytes, 4));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(halves, _mm_set1_epi8(15))));
 }
 // (a >> Shift) & 255 of each lane
 template <int Shift>
@@ -114,6 +127,8 @@ inline void store_bits(std::uint8_t* p, Ints a) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second-level cache, whose misses are many at a time.
+inline void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct Word {
   __m512i bits;
@@ -135,5 +150,6 @@ constexpr int kTileVectors = 4;
 // The same of sums of codes, where rows count once for each part.
 constexpr int kCodeTileRows = 8;
 constexpr int kCodeTileSums = 12;
+constexpr int kCodeScoreSums = 16;
 
 }  // namespace h3::H3_ISA

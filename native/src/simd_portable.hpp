@@ -60,6 +60,11 @@ inline Bits below(const Vec& a, const Vec& b) {
   for (int i = 0; i < 16; ++i) m.x[i] = a.x[i] < b.x[i];
   return m;
 }
+inline unsigned mask_of(const Bits& a) {
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(a.x[i]) << i;
+  return mask;
+}
 inline Bits both(const Bits& a, const Bits& b) {
   Bits m;
   for (int i = 0; i < 16; ++i) m.x[i] = a.x[i] && b.x[i];
@@ -156,10 +161,17 @@ inline Ints dot_bytes(const Ints& acc, const Bytes& codes, const Bytes& quad) H3
 inline Ints dot_bytes(const Ints& acc, const Bytes& codes, const void* quad) {
   return dot_bytes(acc, codes, fill_quad(quad));
 }
-// codes up to 15, a quad of signed numbers in memory
+inline Ints dot_signed(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, codes, quad); }
+// codes up to 15, a quad of signed numbers, in registers or in memory
+inline Ints dot_nibbles(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, codes, quad); }
 inline Ints dot_nibbles(const Ints& acc, const Bytes& codes, const void* quad) { return dot_bytes(acc, codes, quad); }
 // codes up to 15, quads of numbers up to 255
 inline Ints dot_unsigned(const Ints& acc, const Bytes& codes, const Bytes& quad) { return dot_bytes(acc, quad, codes); }
+// Sixteen nibbles as numbers: byte b holds number b in its low half and number 8 + b in its high half.
+inline Vec load_nibbles(const void* p) {
+  const auto* bytes = static_cast<const std::uint8_t*>(p);
+  H3_LANES(static_cast<float>(i < 8 ? bytes[i] & 15 : bytes[i - 8] >> 4))
+}
 // (a >> Shift) & 255 of each lane
 template <int Shift>
 inline Vec byte_at(const Bytes& a) H3_LANES(static_cast<float>(a.x[4 * i + Shift / 8]))
@@ -172,6 +184,8 @@ inline void store_bits(std::uint8_t* p, const Ints& a) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into the second-level cache, whose misses are many at a time.
+inline void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct Word {
   std::uint64_t x[8];
@@ -194,6 +208,7 @@ constexpr int kTileVectors = 1;
 // The same of sums of codes, where rows count once for each part.
 constexpr int kCodeTileRows = 3;
 constexpr int kCodeTileSums = 3;
+constexpr int kCodeScoreSums = 3;
 
 #undef H3_LANES
 #undef H3_BYTES

@@ -29,14 +29,13 @@ class Driver {
       : expect_(expect), addresses_(addresses()), cache_(addresses_.data(), kSlots, kUnit, kRun) {}
 
   void step() {
-    switch (number(9)) {
+    switch (number(8)) {
       case 0:
       case 1: return take();
       case 2: return read_ahead();
       case 3:
       case 4: return end();
       case 5: return cache_.forget(number(5));
-      case 6: return cache_.spare(open_.data(), open_.size());
       default: return give_back();
     }
   }

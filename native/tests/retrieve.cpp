@@ -133,9 +133,10 @@ void check_step(const Expect& expect, const std::vector<Slab>& slabs, const h3::
   for (const int budget : {used, 5, 0})
     for (const int shortlist : {used, used / 3})
       for (const int threads : {1, 3}) {
-        std::vector<float> lse(rows * static_cast<std::size_t>(clusters)), out(q.size()), out_lse(rows), chosen_lse(rows);
+        std::vector<float> lse(rows * static_cast<std::size_t>(clusters)), out(q.size()), out_lse(rows), chosen_lse(rows),
+            totals(rows);
         std::vector<std::int32_t> chosen(static_cast<std::size_t>(tokens * shape.kv_heads * budget));
-        const h3::RetrieveArgs args{q.data(), segments.data(), lse.data(), shape, h3::DType::kFp32, h3::DType::kFp32, tokens,
+        const h3::RetrieveArgs args{q.data(), segments.data(), lse.data(), totals.data(), shape, h3::DType::kFp32, h3::DType::kFp32, tokens,
                                     heads, static_cast<int>(segments.size()), 1.0f / std::sqrt(float(shape.head_dim)), threads};
         h3::select({args, exact.data(), chosen.data(), budget, shortlist});
         h3::attend_chosen({args, chosen.data(), nullptr, nullptr, nullptr, out.data(), out_lse.data(), chosen_lse.data(), budget, true});

@@ -139,6 +139,7 @@ class Retrieval:
         q: int,
         segments: int,
         lse: int,
+        totals: int,
         kv_heads: int,
         head_dim: int,
         split_keys: bool,
@@ -170,6 +171,22 @@ class Retrieval:
     ) -> tuple[int, int]:
         """Gives back how many clusters were read, and how many pages hold them."""
 
+    def run(
+        self,
+        budget: int,
+        shortlist_share: float,
+        exact_out: int,
+        exact_lse: int,
+        out: int,
+        out_lse: int,
+        read_lse: int,
+        /,
+    ) -> tuple[int, int, int]:
+        """Gives back how many clusters there are, how many were read, and how many pages hold these. Scores and choices
+        are kept nowhere: `lse` and `totals` may be 0.
+        """
+
+def all_in_memory(segments: int, count: int, /) -> bool: ...
 def crc32c_methods() -> list[str]:
     """Ways to compute checksums that this processor has, slowest first: portable, sse42, vpclmul."""
 
@@ -268,7 +285,6 @@ class PageCache:
     def give_back_taken(self, found: tuple[int, int, int, int], /) -> None: ...
     def read_ahead(self, keys: int, count: int, room: int, reads: int, segments: int, /) -> tuple[int, int]: ...
     def end(self, tags: int, count: int, well: bool, ticket: int, /) -> int: ...
-    def spare(self, tags: int, count: int, /) -> None: ...
     def give_back(self, slots: int, count: int, /) -> None: ...
     def loading(self, slots: int, count: int, /) -> int: ...
     def states(self, slots: int, count: int, states: int, /) -> None: ...

@@ -34,6 +34,7 @@ from h3kv.core.types import Encoding, SlabKey, StoreStatistics, Tier
 from h3kv.core.units import parse_size
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.directory import MemoryDirectory
+from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.pool import TieringConfig
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.tiers import ColdPlace, TierConfig, TierStores
@@ -134,7 +135,7 @@ class SequencePool:
             TierFullError: a tier is full; no sequence lost anything.
             SlabUnavailableError: a part of a sequence was lost.
         """
-        with _our_words():
+        with _our_words(), interrupts_deferred():
             self._pool.tick()
             for sequence in sequences:
                 sequence.settle(())

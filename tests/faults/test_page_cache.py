@@ -10,6 +10,7 @@ import pytest
 from h3kv.attention.retrieval import MISSING
 from h3kv.core.errors import SlabCorruptError, SlabUnavailableError, TierBrokenError, TierFullError
 from h3kv.core.types import SegmentId, SlabKey, Tier
+from h3kv.testing.interrupting import InterruptAt
 from h3kv.testing.page_rig import PageRig, wanted
 
 
@@ -168,3 +169,41 @@ def test_a_guess_about_a_segment_that_is_gone_harms_nobody(rig: PageRig) -> None
     rig.lose(1)
     lane.expect(1, guess)
     rig.take(lane, 1, [(2, 0, 0)])
+
+
+PAGE_MODULES = ("h3kv.engine.page_lane", "h3kv.engine.page_cache", "h3kv.engine.page_slots", "h3kv.engine.interrupts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_there", [False, True], ids=["read", "found"])
+def test_an_interrupt_at_any_line_leaves_no_page_pinned_once_it_is_given_back(is_there: bool) -> None:
+    pages = [(1, 0, 0), (2, 1, 5)]
+    for line in itertools.count(1):
+        rig = PageRig(segments=2, host_slots=1)
+        lane = rig.lane()
+        if is_there:
+            rig.take(lane, 0, pages)
+        interrupt = InterruptAt(line, PAGE_MODULES)
+        try:
+            with interrupt:
+                lane.take(0, wanted(pages))
+                lane.expect(1, wanted(pages))
+                lane.give_back()
+        except KeyboardInterrupt:
+            lane.give_back()
+        assert rig.cache.statistics().units.pinned == 0
+        rig.close()
+        if not interrupt.came:
+            break
+
+
+def test_whoever_was_interrupted_before_giving_back_takes_again(rig: PageRig) -> None:
+    lane = rig.lane()
+    with pytest.raises(KeyboardInterrupt), InterruptAt(1, PAGE_MODULES):
+        lane.give_back()
+    lane.take(0, wanted([(1, 0, 0)]))
+    with pytest.raises(KeyboardInterrupt), InterruptAt(1, PAGE_MODULES):
+        lane.give_back()
+    assert rig.cache.statistics().units.pinned == 1
+    rig.take(lane, 1, [(2, 0, 0)])
+    assert rig.cache.statistics().units.pinned == 0

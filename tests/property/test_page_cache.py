@@ -58,7 +58,6 @@ class PageSlotsMachine(RuleBasedStateMachine):
         self.table = PageSlots(addresses, unit_bytes=UNIT_BYTES, page_bytes=UNIT_BYTES, run_units=3)
         self.model = _Model()
         self.reads: list[int] = []
-        self.tags: list[int] = []
         self.taken: list[np.ndarray] = []
         self.pinned: list[Pins] = []
 
@@ -118,6 +117,8 @@ class PageSlotsMachine(RuleBasedStateMachine):
     def read_ahead(self, wanted: list[Key], units: int) -> None:
         missing = [key for key in wanted if self.model.find(key) is None]
         room = min(units, len(self.model.evictable))
+        present = self.table.present(_array(wanted))
+        assert present == (wanted.index(missing[0]) if missing else len(wanted))
         reads, dealt_with = self.table.read_ahead(_array(wanted), units=units)
         started = missing[:room]
         assert dealt_with == (wanted.index(missing[room]) if room < len(missing) else len(wanted))
@@ -144,11 +145,6 @@ class PageSlotsMachine(RuleBasedStateMachine):
         for number in slots_N.tolist():
             self.model.slots[number].pins -= 1
             self.model.settle(self.model.slots[number])
-
-    @rule()
-    def spare(self) -> None:
-        # Changes only what makes room first. Tags may be of reads that ended long ago.
-        self.table.spare(np.array(self.tags, dtype=np.uint64))
 
     @rule(segment=st.integers(1, 3))
     def forget(self, segment: int) -> None:
@@ -193,7 +189,6 @@ class PageSlotsMachine(RuleBasedStateMachine):
             assert bool(ahead) == is_ahead and size == len(slots) * UNIT_BYTES <= 3 * UNIT_BYTES
             assert target == (slots.start + 1) * UNIT_BYTES
             self.reads.append(tag)
-            self.tags.append(tag)
             layers = {key[2] for key in started if key[0] == segment}
             for place, number in enumerate(slots):
                 unit = offset // UNIT_BYTES + place

@@ -41,6 +41,7 @@ struct CodeBlock {
   int weight_parts;
   float scale_log2;
   const float* refined_from = nullptr;  // [rows]: tokens with smaller scores in base 2 are not refined; null: unknown
+  const Page* next = nullptr;           // the page that the caller will most likely come with after these; null: unknown
 };
 
 // Values are refined whose weight is at least a sixteenth of the largest one, and a thirty-second of all, rounded down to

@@ -6,7 +6,8 @@
 
 namespace h3 {
 
-// What the native core reads of an indexed segment of one layer. 32 bytes; equals INDEXED_DTYPE in attention/retrieval.py.
+// What the native core reads of an indexed segment of one layer. 32 bytes; equals INDEXED_DTYPE in
+// attention/retrieval.py.
 struct Indexed {
   std::uint64_t pages;     // address of its slab, or 0 where its pages are not in memory
   std::uint64_t planes;    // address of its planes [kv_head][kSegmentBlocks]
@@ -16,8 +17,8 @@ struct Indexed {
 };
 static_assert(sizeof(Indexed) == 32);
 
-// Log-sum-exp in base 2 of the scores of whole clusters by their nibbles. A cluster's number is kSegmentClusters * segment
-// + its place in the segment.
+// Log-sum-exp in base 2 of the scores of whole clusters by their nibbles. A cluster's number is kSegmentClusters *
+// segment + its place in the segment.
 struct ScanBlock {
   CodeRows query;                // of 1 or 2 parts; scales times the softmax scale and log2(e)
   const Indexed* segments;
@@ -28,35 +29,41 @@ struct ScanBlock {
   bool split_keys;               // nibbles are high halves: the low ones count as their middle, 7.5
   float* lse;                    // [rows], lse_stride apart, indexed by cluster
   std::int64_t lse_stride;
+  const char* next;              // planes that are read after these, to be fetched early; null: none. Not of lists
 
   std::int32_t cluster(int i) const { return clusters == nullptr ? first + i : clusters[i]; }
 };
 
-// One row of scores of clusters against the largest, for a softmax over all of them.
-struct WeighRow {
-  const float* lse;              // [count] in base 2, a multiple of 16
-  float* weights;                // [count]: 2^(lse - maximum)
+// How much clusters matter to the rows of a group: each cluster's share of a row's attention, summed over the rows.
+struct RankBlock {
+  const float* lse;              // [rows], lse_stride apart: [count] in base 2, a multiple of 16; -inf: no cluster
+  std::int64_t lse_stride;
   std::int64_t count;
-  float other;                   // one more score that the maximum and the sum include
+  const float* other;            // [rows]: log-sum-exp of everything else, in base 2
+  int rows;
+  float* weights;                // [count]: scratch
+  float* importance;             // [count]: infinite what is not a number, so that it is read and seen; -1: no cluster
+  float* largest;                // [count / 16]: of 16 importances
+  float* totals;                 // [rows]: log-sum-exp of everything, in base 2
 };
 
-struct Weighed {
-  float maximum;
-  float sum;
-};
-
-// The running softmax of some rows over clusters by their mean values, one segment and KV head at a time.
+// Sums of some rows over the clusters of a run of segments by their mean values.
 struct MeanBlock {
-  const float* lse;              // [rows][kSegmentClusters] in base 2; -inf: that cluster does not count
-  const char* values;            // codes of the mean values, as in an int8 page
-  const char* scales;            // of the summary
-  int clusters;                  // in use
+  const Indexed* segments;
+  int first, last;               // of them, at most kMeanSegmentsMax
+  std::int64_t head_offset;      // of the KV head's summary in a segment's summaries
+  const float* lse;              // [rows], lse_stride apart, indexed by cluster
+  std::int64_t lse_stride;
+  const std::uint64_t* is_read;  // [segment]: a bit for each cluster that does not count
+  const float* origin;           // [rows]: weights are 2^(lse - origin); -inf: there are none
+  float negligible;              // segments may be left out all of whose clusters have lse - origin below it
   int rows;                      // any number
   int head_dim;
-  float* out;                    // [rows][head_dim], relative to the maximum, as are the sums
-  float* maximum;                // [rows], -inf before the first
-  float* sum;                    // [rows]
+  float* out;                    // [rows][head_dim]: receives what it had and the sums
+  float* sum;                    // [rows]: the same of weights
 };
+
+constexpr int kMeanSegmentsMax = 8;
 
 // Cuts tokens into leaves of 16 that are alike, in an order in which neighbours are alike.
 struct ClusterBlock {
@@ -68,7 +75,7 @@ struct ClusterBlock {
 
 struct IndexKernels {
   void (*scan)(const ScanBlock& block);
-  Weighed (*weigh)(const WeighRow& row);
+  void (*rank)(const RankBlock& block);
   void (*sum_means)(const MeanBlock& block);
   void (*cluster)(const ClusterBlock& block);
 };

@@ -4,8 +4,8 @@
 //   free -> loading -> ready -> free
 //              \----> failed --/
 //
-// A slot that is pinned keeps its bytes. Of the ready slots that nobody pins, those that were read ahead in vain are
-// handed out first, then the one that was given back longest ago. A slot whose page was forgotten, or did not come, has
+// A slot that is pinned keeps its bytes. Of the ready slots that nobody pins, the one that was given back longest ago is
+// handed out first. A slot whose page was forgotten, or did not come, has
 // no key any more: it is free as soon as nothing is read into it and nobody pins it.
 //
 // All calls take whole batches and cost O(n), but for sorting the slots that are handed out. Not thread-safe.
@@ -122,10 +122,6 @@ class PageCache {
   // The reads with these tags have ended, all of them well or all of them not. Returns how many have this ticket.
   std::size_t end(const std::uint64_t* tags, std::size_t count, bool well, std::uint32_t ticket = 0);
 
-  // The layer that these reads went ahead of has taken what it wants: of what they brought, what nobody took makes room
-  // before anything else does.
-  void spare(const std::uint64_t* tags, std::size_t count);
-
   // Takes back one pin of each.
   void give_back(const std::uint32_t* slots, std::size_t count);
 
@@ -157,7 +153,6 @@ class PageCache {
     bool has_key = false;
     bool is_listed = false;
     bool is_ahead = false;  // read ahead, and not taken yet
-    bool is_spare = false;  // and not expected to be taken any more
   };
 
   std::uint64_t offset(const WantedPage& page, PagesOf of) const;
@@ -180,7 +175,7 @@ class PageCache {
   std::size_t mask_;
   std::uint32_t unit_bytes_;
   std::uint32_t run_units_;
-  std::uint32_t first_;  // of the list: free and spare slots, then the others, the one given back longest ago first
+  std::uint32_t first_;  // of the list: free slots, then the others, the one given back longest ago first
   std::uint32_t last_;
   std::size_t listed_ = 0;
   std::size_t pinned_ = 0;

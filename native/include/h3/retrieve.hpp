@@ -12,8 +12,9 @@ namespace h3 {
 struct RetrieveArgs {
   const void* q;             // [T, H, D] of q_dtype, contiguous, not rotated
   const Indexed* segments;   // [S]
-  float* lse;                // [T, H, kSegmentClusters * S], log-sum-exp of each cluster in base 2: what select() leaves
-                             // for attend_chosen(); -inf where there is no cluster
+  float* lse;                // [T, H, kSegmentClusters * S], log-sum-exp of each cluster in base 2: what select()
+                             // leaves for attend_chosen(); -inf where there is no cluster
+  float* totals;             // [T, H], the same of all clusters and of what is read exactly anyway: left as well
   SlabShape shape;
   DType q_dtype;
   DType page_dtype;          // decides how precisely rows and weights are coded
@@ -29,7 +30,8 @@ struct SelectArgs {
   const float* exact_lse;    // [T, H]: natural log-sum-exp of what is read exactly anyway
   std::int32_t* chosen;      // [T, K, budget], ascending, then -1 where there are fewer clusters
   int budget;                // clusters
-  int shortlist;             // clusters whose keys are scanned, the best ones by their mean keys; all or more: no ranking
+  int shortlist;             // clusters whose keys are scanned, the best ones by their mean keys; all or more: no
+                             // ranking
   std::int32_t* runners = nullptr;  // [T, K, runner_count]: the best of the others, as `chosen`; they decide nothing
   int runner_count = 0;
 };
@@ -41,7 +43,7 @@ struct ChosenArgs {
   const std::int32_t* chosen;      // [T, K, budget]
   const std::uint64_t* addresses;  // [T, K, budget]: of the page that holds the cluster; 0: in its segment's slab;
                                    // kMissing: nowhere, the cluster is estimated. Null: all in their slabs
-  const float* exact_out;          // [T, H, D]: attention over other tokens, which the result includes; null: there are none
+  const float* exact_out;          // [T, H, D]: attention over other tokens, which the result includes; null: none
   const float* exact_lse;          // [T, H], natural, of them
   float* out;                      // [T, H, D] fp32
   float* out_lse;                  // [T, H], natural, of all that `out` has
@@ -57,6 +59,25 @@ struct ChosenReads {
   std::int64_t pages;  // that hold one of them, counted for each row and KV head
 };
 
+// `exact_lse` is the one that select() got, or there is none: mean values that are nothing beside it may be left out.
 ChosenReads attend_chosen(const ChosenArgs& args);
+
+// Both at once, for segments that all lie in memory.
+struct StepArgs {
+  RetrieveArgs of;           // its `lse` and `totals` are not used
+  const float* exact_out;    // as in ChosenArgs
+  const float* exact_lse;
+  float* out;
+  float* out_lse;
+  float* read_lse;
+  int budget;                // as in SelectArgs
+  int shortlist;
+};
+
+ChosenReads retrieve(const StepArgs& args);
+
+constexpr int used_clusters(const Indexed& segment) { return segment.blocks * kPageClusters; }
+std::int64_t used_clusters(const Indexed* segments, int count);
+bool all_in_memory(const Indexed* segments, int count);
 
 }  // namespace h3

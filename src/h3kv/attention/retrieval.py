@@ -18,8 +18,8 @@ from h3kv import _native
 from h3kv.attention.native import CODES, TORCH_DTYPES
 from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
-from h3kv.core.layout import SlabLayout
-from h3kv.core.limits import BLOCK_CLUSTERS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.layout import PageLayout, SlabLayout
+from h3kv.core.limits import BLOCK_CLUSTERS, BLOCK_TOKENS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
 
@@ -61,6 +61,36 @@ class RetrievalMeter:
     """Shares of all attention that went to tokens read exactly, summed over the rows and heads of a sample."""
     recalls: int = 0
     """How many these are."""
+
+    def add_choice(self, page: PageLayout, *, tokens: int, lists: int, clusters: int, shortlist: int) -> None:
+        """Count the choice of some rows.
+
+        Args:
+            page: layout of the segments' pages.
+            tokens: how many rows.
+            lists: choices, one for each row and KV head.
+            clusters: there are, for each of the choices.
+            shortlist: of them are scanned.
+        """
+        self.rows += tokens
+        self.plane_bytes += lists * shortlist * CLUSTER_TOKENS * (page.head_dim // 2 + 4)
+        if shortlist < clusters:
+            self.summary_bytes += lists * clusters * (page.head_dim + 4)
+
+    def add_reads(self, page: PageLayout, *, clusters: int, pages: int, estimated: int) -> None:
+        """Count what was read after a choice.
+
+        Args:
+            page: layout of the segments' pages.
+            clusters: chosen ones, over all choices.
+            pages: that hold one of these, over all choices.
+            estimated: clusters with mean values, over all choices.
+        """
+        token_bytes = (page.keys_bytes + page.values_bytes) // BLOCK_TOKENS + 4
+        self.chosen_tokens += clusters * CLUSTER_TOKENS
+        self.cluster_bytes += clusters * CLUSTER_TOKENS * token_bytes
+        self.page_bytes += pages * page.size_bytes
+        self.summary_bytes += estimated * (page.head_dim + 4)
 
     @property
     def read_bytes(self) -> int:
@@ -107,30 +137,23 @@ class Retrieval:
         threads: int | None = None,
     ) -> None:
         _check(q_THD, segments_S, layout)
-        tokens, heads, head_dim = q_THD.shape
-        page = layout.page
+        tokens, heads = q_THD.shape[:2]
         self._q_THD = q_THD
         self._segments_S = segments_S
         self._layout = layout
         self._meter = RetrievalMeter() if meter is None else meter
         self._lse_THC = torch.empty(tokens, heads, SEGMENT_CLUSTERS * len(segments_S), dtype=torch.float32)
+        self._totals_TH = torch.empty(tokens, heads, dtype=torch.float32)
         self._chosen_TKC: NDArray[np.int32] | None = None
         self._clusters = int(segments_S["blocks"].sum()) * BLOCK_CLUSTERS
-        self._native = _native.Retrieval(
-            q_THD.data_ptr(),
-            segments_S.ctypes.data,
-            self._lse_THC.data_ptr(),
-            layout.kv_heads,
-            head_dim,
-            page.encoding is Encoding.K8V4,
-            page.size_bytes,
-            CODES[q_THD.dtype],
-            CODES[TORCH_DTYPES[page.dtype]],
-            tokens,
-            heads,
-            len(segments_S),
-            head_dim**-0.5 if scale is None else scale,
-            torch.get_num_threads() if threads is None else threads,
+        self._native = _native_retrieval(
+            q_THD,
+            segments_S,
+            layout,
+            lse=self._lse_THC.data_ptr(),
+            totals=self._totals_TH.data_ptr(),
+            scale=scale,
+            threads=threads,
         )
 
     @property
@@ -174,12 +197,9 @@ class Retrieval:
             self.runners_TKC.ctypes.data,
             self.runners_TKC.shape[2],
         )
-        page = self._layout.page
-        every = tokens * kv_heads
-        self._meter.rows += tokens
-        self._meter.plane_bytes += every * shortlist * CLUSTER_TOKENS * (page.head_dim // 2 + 4)
-        if shortlist < clusters:
-            self._meter.summary_bytes += every * clusters * (page.head_dim + 4)
+        self._meter.add_choice(
+            self._layout.page, tokens=tokens, lists=tokens * kv_heads, clusters=clusters, shortlist=shortlist
+        )
         self._chosen_TKC = chosen_TKC
         return chosen_TKC
 
@@ -216,13 +236,15 @@ class Retrieval:
             exact: attention over other tokens, fp32, CPU: both results include it. None: there are none.
             estimate: as in `attend`.
 
+        What is nothing beside all that `select` saw may be left out.
+
         Raises:
             ShapeError: as in `attend`, or `exact` has other shapes.
         """
         chosen_TKC = self._chosen_TKC
         assert chosen_TKC is not None, "select comes first"
         self._check_addresses(chosen_TKC, addresses_TKC)
-        exact = None if exact is None else self._checked(exact)
+        exact = None if exact is None else _checked_part(exact, self._q_THD)
         part = Part(torch.empty(self._q_THD.shape, dtype=torch.float32), torch.empty(self._q_THD.shape[:2]))
         read_lse_TH = torch.empty_like(part.lse_TH)
         clusters, pages = self._native.attend_chosen(
@@ -236,24 +258,10 @@ class Retrieval:
             0 if exact is None else exact.out_THD.data_ptr(),
             0 if exact is None else exact.lse_TH.data_ptr(),
         )
-        page, meter = self._layout.page, self._meter
-        token_bytes = (page.keys_bytes + page.values_bytes) // (BLOCK_CLUSTERS * CLUSTER_TOKENS) + 4
-        meter.chosen_tokens += clusters * CLUSTER_TOKENS
-        meter.cluster_bytes += clusters * CLUSTER_TOKENS * token_bytes
-        meter.page_bytes += pages * page.size_bytes
-        if estimate:
-            every = self._clusters * chosen_TKC.shape[0] * chosen_TKC.shape[1]
-            meter.summary_bytes += every * (page.head_dim + 4)
+        lists = chosen_TKC.shape[0] * chosen_TKC.shape[1]
+        estimated = self._clusters * lists if estimate else 0
+        self._meter.add_reads(self._layout.page, clusters=clusters, pages=pages, estimated=estimated)
         return part, read_lse_TH
-
-    def _checked(self, exact: Part) -> Part:
-        """Contiguous."""
-        out_THD, lse_TH = exact.out_THD, exact.lse_TH
-        if out_THD.shape != self._q_THD.shape or lse_TH.shape != out_THD.shape[:2]:
-            raise ShapeError(f"a part of {tuple(out_THD.shape)} beside queries {tuple(self._q_THD.shape)}")
-        if out_THD.dtype != torch.float32 or lse_TH.dtype != torch.float32 or out_THD.device.type != "cpu":
-            raise ShapeError(f"expected an fp32 CPU part, got {out_THD.dtype} on {out_THD.device}")
-        return Part(out_THD.contiguous(), lse_TH.contiguous())
 
     def _check_addresses(self, chosen_TKC: NDArray[np.int32], addresses_TKC: NDArray[np.uint64] | None) -> None:
         if addresses_TKC is not None and (
@@ -268,6 +276,88 @@ class Retrieval:
         is_cold_TKC = is_cold_S[chosen_TKC // SEGMENT_CLUSTERS] & (chosen_TKC >= 0)
         if is_cold_TKC.any() and (addresses_TKC is None or not addresses_TKC[is_cold_TKC].all()):
             raise ShapeError("a chosen cluster lies in no memory: give the address of its page")
+
+
+def lies_in_memory(segments_S: NDArray[np.void]) -> bool:
+    """Whether the pages of all these segments, INDEXED_DTYPE and contiguous, lie in memory."""
+    return _native.all_in_memory(segments_S.ctypes.data, len(segments_S))
+
+
+def retrieve_in_memory(
+    q_THD: Tensor,
+    segments_S: NDArray[np.void],
+    exact: Part,
+    *,
+    layout: SlabLayout,
+    setting: RetrievalSetting,
+    meter: RetrievalMeter,
+    scale: float | None = None,
+) -> tuple[Part, Tensor]:
+    """`select` and `attend_apart` of a `Retrieval` in one call, for segments that lie in memory. Equal bit for bit.
+
+    Arguments, results and errors as there.
+    """
+    _check(q_THD, segments_S, layout)
+    exact = _checked_part(exact, q_THD)
+    assert lies_in_memory(segments_S), "what is not in memory is chosen first"
+    native = _native_retrieval(q_THD, segments_S, layout, lse=0, totals=0, scale=scale, threads=None)
+    part = Part(torch.empty(q_THD.shape, dtype=torch.float32), torch.empty(q_THD.shape[:2], dtype=torch.float32))
+    read_lse_TH = torch.empty(q_THD.shape[:2], dtype=torch.float32)
+    clusters, read, pages = native.run(
+        setting.budget_tokens // CLUSTER_TOKENS,
+        setting.shortlist_share,
+        exact.out_THD.data_ptr(),
+        exact.lse_TH.data_ptr(),
+        part.out_THD.data_ptr(),
+        part.lse_TH.data_ptr(),
+        read_lse_TH.data_ptr(),
+    )
+    tokens, lists = len(q_THD), len(q_THD) * layout.kv_heads
+    shortlist = math.ceil(setting.shortlist_share * clusters)
+    meter.add_choice(layout.page, tokens=tokens, lists=lists, clusters=clusters, shortlist=shortlist)
+    meter.add_reads(layout.page, clusters=read, pages=pages, estimated=lists * clusters)
+    return part, read_lse_TH
+
+
+def _native_retrieval(
+    q_THD: Tensor,
+    segments_S: NDArray[np.void],
+    layout: SlabLayout,
+    *,
+    lse: int,
+    totals: int,
+    scale: float | None,
+    threads: int | None,
+) -> _native.Retrieval:
+    tokens, heads, head_dim = q_THD.shape
+    page = layout.page
+    return _native.Retrieval(
+        q_THD.data_ptr(),
+        segments_S.ctypes.data,
+        lse,
+        totals,
+        layout.kv_heads,
+        head_dim,
+        page.encoding is Encoding.K8V4,
+        page.size_bytes,
+        CODES[q_THD.dtype],
+        CODES[TORCH_DTYPES[page.dtype]],
+        tokens,
+        heads,
+        len(segments_S),
+        head_dim**-0.5 if scale is None else scale,
+        torch.get_num_threads() if threads is None else threads,
+    )
+
+
+def _checked_part(exact: Part, q_THD: Tensor) -> Part:
+    """Contiguous."""
+    out_THD, lse_TH = exact.out_THD, exact.lse_TH
+    if out_THD.shape != q_THD.shape or lse_TH.shape != out_THD.shape[:2]:
+        raise ShapeError(f"a part of {tuple(out_THD.shape)} beside queries {tuple(q_THD.shape)}")
+    if out_THD.dtype != torch.float32 or lse_TH.dtype != torch.float32 or out_THD.device.type != "cpu":
+        raise ShapeError(f"expected an fp32 CPU part, got {out_THD.dtype} on {out_THD.device}")
+    return Part(out_THD.contiguous(), lse_TH.contiguous())
 
 
 def _check(q_THD: Tensor, segments_S: NDArray[np.void], layout: SlabLayout) -> None:

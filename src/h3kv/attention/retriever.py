@@ -17,7 +17,7 @@ from torch import Tensor
 from h3kv import _native
 from h3kv.attention.page_table import IndexedSegments
 from h3kv.attention.parts import Part
-from h3kv.attention.retrieval import Retrieval, RetrievalMeter
+from h3kv.attention.retrieval import Retrieval, RetrievalMeter, lies_in_memory, retrieve_in_memory
 from h3kv.core.layout import SlabLayout
 from h3kv.core.limits import CLUSTER_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
@@ -106,27 +106,45 @@ def retrieve(
     """
     segments_S = indexed.rows_LS[layer]
     device = query.q_QHD.device
-    exact = Part(exact.out_THD.cpu(), exact.lse_TH.cpu())
+    q_QHD, exact = query.q_QHD.cpu(), Part(exact.out_THD.cpu(), exact.lse_TH.cpu())
+    in_memory = lies_in_memory(segments_S)
     # A row's pages on NVMe must fit the source; rows do not depend on each other.
-    rows = ROWS_MAX if segments_S["pages"].all() else 1
+    rows = ROWS_MAX if in_memory else 1
     found = []
-    for start in range(0, len(query.q_QHD), rows):
+    for start in range(0, len(q_QHD), rows):
         end = start + rows
-        of_rows = Part(exact.out_THD[start:end], exact.lse_TH[start:end])
-        retrieval = Retrieval(query.q_QHD[start:end].cpu(), segments_S, layout=layout, scale=query.scale, meter=meter)
-        # What nearly won is most of what the next step wants and this one does not.
-        runners = setting.budget_tokens // CLUSTER_TOKENS if source is not None and source.reads_ahead else 0
-        chosen_QKC = retrieval.select(of_rows.lse_TH, setting=setting, runners=runners)
-        is_important_QKC = _important(retrieval, of_rows.lse_TH, chosen_QKC) if setting.best_effort else None
-        attended = _attend(
-            retrieval, chosen_QKC, of_rows, indexed, layer=layer, source=source, is_important_QKC=is_important_QKC
-        )
-        found.append(attended)
+        q_of_rows, of_rows = q_QHD[start:end], Part(exact.out_THD[start:end], exact.lse_TH[start:end])
+        if in_memory:
+            found.append(
+                retrieve_in_memory(
+                    q_of_rows, segments_S, of_rows, layout=layout, setting=setting, meter=meter, scale=query.scale
+                )
+            )
+        else:
+            retrieval = Retrieval(q_of_rows, segments_S, layout=layout, scale=query.scale, meter=meter)
+            found.append(_attend_cold(retrieval, of_rows, indexed, layer=layer, setting=setting, source=source))
     part, read_lse_QH = found[0]
     if len(found) > 1:
         part = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
         read_lse_QH = torch.cat([lse_QH for _, lse_QH in found])
     return Retrieved(Part(part.out_THD.to(device), part.lse_TH.to(device)), read_lse_QH)
+
+
+def _attend_cold(
+    retrieval: Retrieval,
+    exact: Part,
+    indexed: IndexedSegments,
+    *,
+    layer: int,
+    setting: RetrievalSetting,
+    source: PageSource | None,
+) -> tuple[Part, Tensor]:
+    """One row's attention where some pages lie on NVMe."""
+    # What nearly won is most of what the next step wants and this one does not.
+    runners = setting.budget_tokens // CLUSTER_TOKENS if source is not None and source.reads_ahead else 0
+    chosen_QKC = retrieval.select(exact.lse_TH, setting=setting, runners=runners)
+    is_important_QKC = _important(retrieval, exact.lse_TH, chosen_QKC) if setting.best_effort else None
+    return _attend(retrieval, chosen_QKC, exact, indexed, layer=layer, source=source, is_important_QKC=is_important_QKC)
 
 
 def _attend(

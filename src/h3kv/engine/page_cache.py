@@ -274,10 +274,15 @@ class PageCache:
         for following, keys_N in predictor.ahead(layer, kept_since=self.kept_since):
             if units <= 0:
                 return
-            reads, dealt_with = self._slots.read_ahead(keys_N, units=units)
-            units -= reads.units(self._unit_bytes)
+            dealt_with = self._slots.present(keys_N)
+            if dealt_with < len(keys_N):
+                # What was handed out has to be read: no interrupt comes in between.
+                with interrupts_deferred():
+                    reads, more = self._slots.read_ahead(keys_N[dealt_with:], units=units)
+                    self._reader.start(following, reads)
+                units -= reads.units(self._unit_bytes)
+                dealt_with += more
             predictor.drop(following, dealt_with)
-            self._reader.start(following, reads)
             if dealt_with < len(keys_N):
                 return
 

@@ -49,7 +49,8 @@ class PageLane:
         Raises:
             TierFullError: the cache is smaller than what the layer wants.
         """
-        assert not len(self._pins), "what was taken before was not given back"
+        # An interrupt may have kept the caller from giving back.
+        self.give_back()
         try:
             if self._cache.pin_present(layer, wanted_N, self._pins):
                 addresses_N = self._pins.addresses_N
@@ -62,15 +63,14 @@ class PageLane:
             self._cache.begin_gap(layer)
             # A few layers at a time, which costs little more than one.
             if layer % AHEAD_LAYERS == 0 and self._expects(layer):
-                with interrupts_deferred():
-                    self._read_ahead()
+                self._read_ahead()
         except BaseException:
             self.give_back()
             raise
         return addresses_N
 
     def give_back(self) -> None:
-        """See `PageSource.give_back`."""
+        """See `PageSource.give_back`. Whoever ends the sequence calls it too: an interrupt may have come before."""
         self._cache.give_back(self._pins)
 
     def expect(self, layer: int, wanted_N: NDArray[np.void]) -> None:
@@ -80,10 +80,9 @@ class PageLane:
             layer: index of it.
             wanted_N: WANTED_DTYPE, as for `take`; what is likelier comes first.
         """
-        with interrupts_deferred():
-            self._predictor.expect(layer, self._cache.keys(layer, wanted_N))
-            if self._predictor.follows(self._layer, layer):
-                self._read_ahead()
+        self._predictor.expect(layer, self._cache.keys(layer, wanted_N))
+        if self._predictor.follows(self._layer, layer):
+            self._read_ahead()
 
     @property
     def reads_ahead(self) -> bool:

@@ -198,6 +198,10 @@ class PageSlots:
         """Take back whatever is pinned for somebody; a second time nothing is."""
         self._native.give_back_taken(pins.native)
 
+    def present(self, keys_N: NDArray[np.void]) -> int:
+        """How many of these, from the first one on, are there or on their way."""
+        return self._native.read_ahead(_address(keys_N), len(keys_N), 0, *self._reads_addresses)[1]
+
     def read_ahead(self, keys_N: NDArray[np.void], *, units: int) -> tuple[Reads, int]:
         """Make room for what is missing of these units, the first ones, so many at most.
 
@@ -212,11 +216,6 @@ class PageSlots:
         """Reads have ended, all of them well or none. Returns how many have this ticket."""
         tags_R = np.ascontiguousarray(tags_R, dtype=np.uint64)
         return self._native.end(tags_R.ctypes.data, len(tags_R), well, ticket) if len(tags_R) else 0
-
-    def spare(self, tags_R: NDArray[np.uint64]) -> None:
-        """Of what these reads went ahead for, nobody is expected to take the rest: it makes room first."""
-        if len(tags_R):
-            self._native.spare(tags_R.ctypes.data, len(tags_R))
 
     def give_back(self, slots_N: NDArray[np.uint32]) -> None:
         """Take one pin from each."""

@@ -132,6 +132,7 @@ class SequenceKv:
     def retrieval(self, setting: RetrievalSetting | None) -> None:
         if setting is not None and setting != self.cache.retrieval and self._parts.pages is not None:
             self._parts.pages.check_budget(setting.budget_tokens)
+            self._give_back_pages()
             patience_ns = PATIENCE_NS if setting.best_effort else None
             layers = self._segments.layout.layers
             self.cache.page_source = PageLane(self._parts.pages, layers, patience_ns=patience_ns)
@@ -231,9 +232,15 @@ class SequenceKv:
         except Exception:  # noqa: BLE001  (the sequence has ended: its blocks are only computed again)
             self._parts.telemetry.count(names.FAILED_SEALS, tier=self._segments.tier)
         finally:
+            self._give_back_pages()
             self._give_back_own()
             while self._held:
                 self._let_go()
+
+    def _give_back_pages(self) -> None:
+        """Give back single pages that an interrupt left pinned."""
+        if self.cache.page_source is not None:
+            self.cache.page_source.give_back()
 
     def _give_back_own(self) -> None:
         """Give back all that is not a mount: the window, and own segments, which follow the mounts."""

@@ -62,8 +62,8 @@ def test_attention_equals_attention_over_what_the_codes_mean(
 def test_few_rows_are_equal_bit_for_bit_on_every_instruction_set(
     dtype: DType, encoding: Encoding, rows: int, generator: torch.Generator
 ) -> None:
-    pages = coded_pages(150, PageLayout(dtype, 80, encoding), kv_heads=1, generator=generator)
-    q_THD = torch.randn(1, rows, 80, generator=generator).to(TORCH_DTYPES[dtype])
+    pages = coded_pages(150, PageLayout(dtype, 80, encoding), kv_heads=1, generator=generator, fine=True)
+    q_THD = (2 * torch.randn(1, rows, 80, generator=generator)).to(TORCH_DTYPES[dtype])
     for first, second in pairwise(attend_all(pages, q_THD, 149)):
         assert torch.equal(first.out_THD, second.out_THD)
         assert torch.equal(first.lse_TH, second.lse_TH)
@@ -125,6 +125,22 @@ def test_few_rows_refine_the_tokens_that_weigh_much(
     assert torch.equal(fine.lse_TH, coarse.lse_TH)
 
 
+def test_values_that_weigh_much_only_until_their_batch_of_pages_ends_are_not_refined(
+    isa: str, generator: torch.Generator
+) -> None:
+    layout = PageLayout(DType.FP32, 64, Encoding.K8V4)
+    pages = coded_pages(256, layout, kv_heads=1, generator=generator, fine=True)
+    direction_D = torch.nn.functional.normalize(torch.randn(64, generator=generator), dim=0)
+    heavy_SKD = 40 * direction_D.view(1, 1, 64)
+    native.append(heavy_SKD, heavy_SKD, pages.table_KN, layout=layout, index=69)
+    q_THD = (4 * direction_D).expand(1, 3, 64).contiguous()
+    fine = native.attend(q_THD, pages.table_KN, layout=layout, position=255)
+    pages.table_KN["residues"][:, [0, 2, 3]] = 0
+    assert torch.equal(native.attend(q_THD, pages.table_KN, layout=layout, position=255).out_THD, fine.out_THD)
+    pages.table_KN["residues"] = 0
+    assert not torch.equal(native.attend(q_THD, pages.table_KN, layout=layout, position=255).out_THD, fine.out_THD)
+
+
 @pytest.mark.parametrize("encoding", CODES)
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_positions_mask_permuted_tokens(isa: str, encoding: Encoding, tokens: int, generator: torch.Generator) -> None:
@@ -184,8 +200,9 @@ def test_what_is_not_a_number_is_never_hidden(
 @pytest.mark.parametrize("encoding", CODES)
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 def test_runs_and_threads_change_nothing(encoding: Encoding, tokens: int, generator: torch.Generator) -> None:
-    pages = coded_pages(64 * 33 + 9, PageLayout(DType.BF16, 64, encoding), kv_heads=2, generator=generator)
-    q_THD = torch.randn(tokens, 6, 64, generator=generator).bfloat16()
+    layout = PageLayout(DType.BF16, 64, encoding)
+    pages = coded_pages(64 * 33 + 9, layout, kv_heads=2, generator=generator, fine=True)
+    q_THD = (2 * torch.randn(tokens, 6, 64, generator=generator)).bfloat16()
     position = 64 * 33 + 9 - tokens
     whole = native.attend(q_THD, pages.table_KN, layout=pages.layout, position=position, threads=1)
     for step, threads in ((4, 2), (12, 3), (34, 2)):

@@ -17,7 +17,7 @@ from h3kv.attention import reference, retrieval
 from h3kv.attention.native import TORCH_DTYPES
 from h3kv.attention.parts import Part, merge
 from h3kv.attention.reference import TokenRun
-from h3kv.attention.retrieval import MISSING, SEGMENT_CLUSTERS, Retrieval, RetrievalMeter
+from h3kv.attention.retrieval import MISSING, SEGMENT_CLUSTERS, Retrieval, RetrievalMeter, retrieve_in_memory
 from h3kv.attention.sealing import seal
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import SlabLayout
@@ -176,6 +176,37 @@ def test_results_do_not_depend_on_threads_or_on_other_rows(isa: str, share: floa
         assert np.array_equal(chosen_TKC, choices[0])
         assert torch.equal(part.out_THD, parts[0].out_THD)
         assert torch.equal(part.lse_TH, parts[0].lse_TH)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_one_call_equals_both_halves(isa: str, share: float, dtype: DType) -> None:
+    context = sealed_context(dtype=dtype)
+    setting = RetrievalSetting(256, shortlist_share=share)
+    q_THD, lse_TH = queries(context, tokens=3, group=3)
+    exact = Part(torch.randn(q_THD.shape, generator=torch.Generator().manual_seed(2)), lse_TH)
+    meter, whole_meter = RetrievalMeter(), RetrievalMeter()
+    native = Retrieval(q_THD, context.rows_S, layout=context.layout, meter=meter)
+    native.select(lse_TH, setting=setting)
+    expected, expected_read_TH = native.attend_apart(exact=exact)
+    part, read_lse_TH = retrieve_in_memory(
+        q_THD, context.rows_S, exact, layout=context.layout, setting=setting, meter=whole_meter
+    )
+    assert torch.equal(part.out_THD, expected.out_THD)
+    assert torch.equal(part.lse_TH, expected.lse_TH)
+    assert torch.equal(read_lse_TH, expected_read_TH)
+    assert whole_meter == meter
+
+
+def test_clusters_beyond_notice_are_left_out(isa: str) -> None:
+    context = sealed_context(dtype=DType.BF16)
+    setting = RetrievalSetting(0)
+    q_THD, lse_TH = queries(context, tokens=1, group=3)
+    native = Retrieval(q_THD, context.rows_S, layout=context.layout)
+    native.select(lse_TH + 100, setting=setting)
+    exact = Part(torch.randn(q_THD.shape, generator=torch.Generator().manual_seed(2)), lse_TH + 100)
+    part, _ = native.attend_apart(exact=exact)
+    assert torch.equal(part.out_THD, exact.out_THD)
 
 
 @pytest.mark.parametrize("encoding", [Encoding.K8V4, Encoding.INT4])

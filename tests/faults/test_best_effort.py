@@ -35,7 +35,7 @@ def _indexed(context: Context, *, is_cold: bool) -> IndexedSegments:
     if is_cold:
         rows_S["pages"] = 0
     segments = tuple(SegmentId(number) for number in range(1, len(rows_S) + 1))
-    return IndexedSegments(rows_S[None], segments, np.zeros(0, dtype=bool))
+    return IndexedSegments(rows_S[None], segments, np.zeros(0, dtype=np.intp), ())
 
 
 def _retrieve(context: Context, *, source: PageSource | None, meter: RetrievalMeter) -> Retrieved:

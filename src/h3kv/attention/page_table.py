@@ -1,6 +1,6 @@
 """Which pages hold a sequence's tokens, layer by layer, and where they lie.
 
-Shapes: L layers, K KV heads, N pages, B pages of a run, S indexed segments.
+Shapes: L layers, K KV heads, N pages, B pages of a run, S indexed segments, M of the pages that are in none of them.
 
     columns   -32 .......... -17 | -16 ........... -1 | 0 | 1 | 2 ...
               the second segment | the first segment  | block 0, 1, 2, ...
@@ -98,8 +98,10 @@ class IndexedSegments:
     rows_LS: NDArray[np.void]
     """INDEXED_DTYPE; `pages` is 0 where the pages lie on NVMe."""
     segments: tuple[SegmentId, ...]
-    others_N: NDArray[np.bool_]
-    """Which columns of the view belong to none of them."""
+    others_M: NDArray[np.intp]
+    """Columns of the view that belong to none of them, in order."""
+    cold_L: tuple[tuple[ColdRun, ...], ...]
+    """Runs of these columns that lie on NVMe, by layer."""
 
     def __bool__(self) -> bool:
         return bool(self.segments)
@@ -237,8 +239,12 @@ class PageTable:
             rows_LS = np.zeros((self._layout.layers, len(found)), dtype=INDEXED_DTYPE)
             for place, segment in enumerate(found):
                 rows_LS[:, place] = segment.rows_L
-            segments = IndexedSegments(rows_LS, tuple(segment.segment for segment in found), others_N)
-            self._retrievable = (until_block, segments)
+            cold_L = tuple(
+                tuple(run for run in self.cold_runs(layer) if others_N[self.column(run.start)])
+                for layer in range(self._layout.layers)
+            )
+            ids, others_M = tuple(segment.segment for segment in found), np.flatnonzero(others_N)
+            self._retrievable = (until_block, IndexedSegments(rows_LS, ids, others_M, cold_L))
         return self._retrievable[1]
 
     @property

@@ -139,10 +139,8 @@ class PagedCache:
         """Slabs that the next chunk takes from the source, in the order in which it does."""
         slabs = []
         for layer in range(self._layout.layers):
-            runs = self._table.cold_runs(layer)
             indexed = self._indexed(layer)
-            if indexed:
-                runs = [run for run in runs if indexed.others_N[self._table.column(run.start)]]
+            runs = self._table.cold_runs(layer) if indexed is None else indexed.cold_L[layer]
             slabs += [SlabKey(run.segment, layer) for run in runs]
         return slabs
 
@@ -253,38 +251,37 @@ class PagedCache:
         """Attention to all tokens, or to those outside these segments; the part in the given dtype."""
         rows = len(query.q_QHD)
         if rows == 1 or not self.are_rows_apart:
-            return self._attend_pages(layer, query, None if indexed is None else indexed.others_N, dtype=dtype)
+            return self._attend_pages(layer, query, indexed, dtype=dtype)
         parts = []
         for row in range(rows):
             # The newest tokens are found at the end of the pages: a row must not see those of later ones.
             self._table.count(query.position + row + 1)
             of_row = Query(query.q_QHD[row : row + 1], query.position + row, query.scale)
-            columns_N = None if indexed is None else indexed.others_N[: self._table.view(layer).shape[1]]
-            parts.append(self._attend_pages(layer, of_row, columns_N, dtype=dtype))
+            parts.append(self._attend_pages(layer, of_row, indexed, dtype=dtype))
         return Part(torch.cat([part.out_THD for part in parts]), torch.cat([part.lse_TH for part in parts]))
 
-    def _attend_pages(
-        self, layer: int, query: Query, columns_N: NDArray[np.bool_] | None, *, dtype: torch.dtype
-    ) -> Part:
-        """Attention to some columns of the view, or to all; the part in the given dtype."""
-        pages_KN, cold = self._table.view(layer), self._table.cold_runs(layer)
-        on_device_N = self._table.is_device_N & (not self._is_native)
-        if columns_N is not None:
-            cold = [run for run in cold if columns_N[self._table.column(run.start)]]
-        if not on_device_N.any():
-            return self._attend_native(layer, query, columns_N, cold, dtype=dtype)
-        wanted_N = np.ones(pages_KN.shape[1], dtype=bool) if columns_N is None else columns_N
-        device_KN = np.ascontiguousarray(pages_KN[:, on_device_N & wanted_N])
-        page = self._layout.slab.page
-        if (wanted_N <= on_device_N).all():
+    def _attend_pages(self, layer: int, query: Query, indexed: IndexedSegments | None, *, dtype: torch.dtype) -> Part:
+        """Attention to the view, or to what of it is outside these segments; the part in the given dtype."""
+        columns_M, cold = None, self._table.cold_runs(layer) if indexed is None else indexed.cold_L[layer]
+        width = self._table.view(layer).shape[1]
+        if indexed is not None:
+            columns_M = indexed.others_M[: np.searchsorted(indexed.others_M, width)]
+        if self._is_native:
+            return self._attend_native(layer, query, columns_M, cold, dtype=dtype)
+        columns_M = np.arange(width) if columns_M is None else columns_M
+        is_device_M = self._table.is_device_N[columns_M]
+        if not is_device_M.any():
+            return self._attend_native(layer, query, columns_M, cold, dtype=dtype)
+        device_KM, page = self._table.view(layer).take(columns_M[is_device_M], axis=1), self._layout.slab.page
+        if is_device_M.all():
             return self._kernels.attend(
-                query.q_QHD, device_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
+                query.q_QHD, device_KM, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
             )
         # The device attends to its pages and the processor to all others; both parts merge.
         on_device = self._kernels.attend(
-            query.q_QHD, device_KN, layout=page, position=query.position, scale=query.scale
+            query.q_QHD, device_KM, layout=page, position=query.position, scale=query.scale
         )
-        rest = self._attend_native(layer, query, wanted_N & ~on_device_N, cold, dtype=torch.float32)
+        rest = self._attend_native(layer, query, columns_M[~is_device_M], cold, dtype=torch.float32)
         device = query.q_QHD.device
         merged = merge([Part(rest.out_THD.to(device), rest.lse_TH.to(device)), on_device])
         return Part(merged.out_THD.to(dtype).contiguous(), merged.lse_TH)
@@ -293,36 +290,36 @@ class PagedCache:
         self,
         layer: int,
         query: Query,
-        columns_N: NDArray[np.bool_] | None,
+        columns_M: NDArray[np.intp] | None,
         cold: Sequence[ColdRun],
         *,
         dtype: torch.dtype,
     ) -> Part:
         """Attention by the processor to some columns of the view, or to all."""
         pages_KN, page = self._table.view(layer), self._layout.slab.page
-        if columns_N is not None:
-            pages_KN = np.ascontiguousarray(pages_KN[:, columns_N])
+        if columns_M is not None:
+            pages_KN = pages_KN.take(columns_M, axis=1)
         q_QHD = query.q_QHD.cpu()
         if not cold:
             return native.attend(
                 q_QHD, pages_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
             )
-        width = self._table.view(layer).shape[1]
-        # Index in `pages_KN` of each column, and of the end.
-        index_N = np.arange(width + 1) if columns_N is None else np.concatenate([[0], np.cumsum(columns_N)])
         attention = native.Attention(
             q_QHD, pages_KN, layout=page, position=query.position, scale=query.scale, out_dtype=dtype
         )
-        return self._attend_runs(attention, layer, cold, index_N)
+        return self._attend_runs(attention, layer, cold, columns_M)
 
     def _attend_runs(
-        self, attention: native.Attention, layer: int, cold: Sequence[ColdRun], index_N: NDArray[np.int64]
+        self, attention: native.Attention, layer: int, cold: Sequence[ColdRun], columns_M: NDArray[np.intp] | None
     ) -> Part:
         """Attend in the order of columns: up to the first run that lies elsewhere, then on with as many as came."""
         assert self._source is not None, "there is no source for what is not in memory"
         slabs = [SlabKey(run.segment, layer) for run in cold]
-        starts = [int(index_N[self._table.column(run.start)]) for run in cold]
-        ends = [int(index_N[self._table.column(run.end)]) for run in cold]
+        starts = [self._table.column(run.start) for run in cold]
+        ends = [self._table.column(run.end) for run in cold]
+        last = self._table.view(layer).shape[1] if columns_M is None else len(columns_M)
+        if columns_M is not None:
+            starts, ends = (np.searchsorted(columns_M, columns).tolist() for columns in (starts, ends))
         taken = given = 0
         try:
             while taken < len(cold):
@@ -337,7 +334,7 @@ class PagedCache:
                 first, taken = taken, taken + len(addresses)
                 for place, address in enumerate(addresses, first):
                     attention.place(starts[place], address, cold[place].offsets)
-            return attention.run(int(index_N[-1]))
+            return attention.run(last)
         finally:
             self._source.give_back(slabs[given:taken])
 
@@ -353,5 +350,5 @@ class PagedCache:
     def _exact_tokens(self, layer: int, indexed: IndexedSegments, rows: int) -> int:
         """Tokens outside the window that each of the rows reads exactly though they are in no index, over all rows."""
         counts_N = self._table.view(layer)["count"][0]
-        outside = int(counts_N[indexed.others_N].sum()) - self._table.strangers - self._window_tokens
+        outside = int(counts_N[indexed.others_M].sum()) - self._table.strangers - self._window_tokens
         return rows * max(outside, 0)

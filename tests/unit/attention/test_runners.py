@@ -53,7 +53,7 @@ def test_pages_on_nvme_are_named_once(rows: int) -> None:
     generator = np.random.default_rng(rows)
     rows_S = np.zeros(5, dtype=INDEXED_DTYPE)
     rows_S["pages"] = [0, 4096, 0, 0, 4096]
-    indexed = IndexedSegments(rows_S[None], tuple(map(SegmentId, (9, 4, 7, 2, 5))), np.zeros(0, dtype=bool))
+    indexed = IndexedSegments(rows_S[None], tuple(map(SegmentId, (9, 4, 7, 2, 5))), np.zeros(0, dtype=np.intp), ())
     chosen_QKC = np.array(
         [[generator.choice(5 * SEGMENT_CLUSTERS, 60, replace=False) for _ in range(2)] for _ in range(rows)]
     )

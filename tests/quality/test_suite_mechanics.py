@@ -19,7 +19,7 @@ from h3kv.quality.calibration import calibrate
 from h3kv.quality.choice import LossLimit
 from h3kv.quality.documents import Portion, read_documents, take_portion
 from h3kv.quality.measuring import Measurement, Sizes, TaskSizes, measure
-from h3kv.quality.suite import put
+from h3kv.quality.suite import choose_variants, put
 from h3kv.quality.tables import show
 from h3kv.quality.variants import REFERENCE, Variant, exact, retrieval
 from h3kv.quality.windows import WindowSizes
@@ -145,6 +145,13 @@ def test_calibration_takes_the_fewest_bytes_where_any_loss_is_allowed(model: Loa
     least = min(found.verified, key=lambda verdict: verdict.candidate.bytes_share)
     assert found.chosen == least.variant
     assert found.chosen != REFERENCE
+
+
+def test_variants_are_chosen_by_name() -> None:
+    assert choose_variants(VARIANTS, []) == list(VARIANTS)
+    assert [variant.name for variant in choose_variants(VARIANTS, ["default", "k8v4"])] == ["k8v4", "default"]
+    with pytest.raises(ConfigError, match="int8, k8v4"):
+        choose_variants(VARIANTS, ["k4v8"])
 
 
 def test_too_many_variants_of_one_encoding_are_refused(model: LoadedModel) -> None:

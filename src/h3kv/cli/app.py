@@ -238,6 +238,9 @@ def quality(
     *,
     model: Model = None,
     text: Texts = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this variant, such as k8v4; repeat it for more.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="For a first look: shorter texts, fewer questions.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw quality against bytes read.")] = None,
     threads: Threads = None,
@@ -252,7 +255,7 @@ def quality(
         from h3kv.config import load
 
         flags = _flags(model={"source": model}, runtime={"threads": threads})
-        request = QualityRequest(texts=text or [], quick=quick, plot=plot, json=json)
+        request = QualityRequest(text or [], variant or [], quick=quick, plot=plot, json=json)
         measure_quality(load(file=config, flags=flags), request)
 
 

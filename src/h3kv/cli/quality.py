@@ -29,6 +29,8 @@ class QualityRequest:
     """What the flags of `h3 quality` said."""
 
     texts: Sequence[Path]
+    variants: Sequence[str]
+    """Only those of these names; none: all."""
     quick: bool
     plot: Path | None
     json: Path | None
@@ -52,6 +54,7 @@ def measure_quality(settings: Settings, request: QualityRequest) -> None:
         model=settings.model.source,
         texts=request.texts,
         default=variant_of(settings),
+        named=request.variants,
         quick=request.quick,
         plot=request.plot,
         console=console,

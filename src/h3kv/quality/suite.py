@@ -10,6 +10,7 @@ from rich.console import Console
 
 from h3kv.bench.measure import Progress
 from h3kv.bench.results import Results
+from h3kv.core.errors import ConfigError
 from h3kv.core.types import Encoding
 from h3kv.quality.documents import Portion, read_documents, take_portion
 from h3kv.quality.measuring import FULL, QUICK, Measurement, Point, dropped_share, measure
@@ -21,18 +22,20 @@ from h3kv.quality.weights import load_rounded
 
 SEED: Final = 11
 
-DEFAULT: Final = retrieval(Encoding.K8V4, 512, name="default")
+DENSE_LAYERS: Final = (0, 20)
+"""Of the embedded model: where retrieval catches least of the attention."""
+
+DEFAULT: Final = retrieval(Encoding.K8V4, 1280, dense_layers=DENSE_LAYERS, shortlist_share=0.5, name="default")
 """What calibration chose for the embedded model; measured where the settings in force say nothing else."""
 
 VARIANTS: Final = (
     exact(Encoding.INT8),
     exact(Encoding.K8V4),
     exact(Encoding.INT4),
-    retrieval(Encoding.K8V4, 384, name="bytes20"),
+    retrieval(Encoding.K8V4, 1024, dense_layers=DENSE_LAYERS, shortlist_share=0.5, name="bytes20"),
     retrieval(Encoding.K8V4, 0, name="budget0"),
-    retrieval(Encoding.K8V4, 128, name="budget128"),
-    retrieval(Encoding.K8V4, 1024, name="budget1024"),
-    retrieval(Encoding.K8V4, 384, shortlist_share=0.5, name="shortlist50"),
+    retrieval(Encoding.K8V4, 384, name="budget384"),
+    retrieval(Encoding.K8V4, 1024, shortlist_share=0.5, name="shortlist50"),
 )
 """`bytes20` reads a fifth of the cold tokens' plain bytes at most. `budget0` reads no cluster: its estimate alone."""
 
@@ -45,6 +48,7 @@ def run(
     model: str,
     texts: Sequence[Path],
     default: Variant | None,
+    named: Sequence[str] = (),
     quick: bool,
     plot: Path | None,
     console: Console,
@@ -57,17 +61,18 @@ def run(
         model: folder, file or package; its weights are rounded to bf16 and run in fp32.
         texts: files; none: the default text.
         default: what the settings in force choose; None: what was calibrated for the embedded model.
+        named: only variants of these names; none: all of them.
         quick: less of everything.
         plot: a PNG to write; None: none.
         console: for tables and the plot in the terminal.
         progress: hears of what was done.
 
     Raises:
-        ConfigError: a text is missing or too short, or the plot cannot be written.
+        ConfigError: a text is missing or too short, a variant is unknown, or the plot cannot be written.
     """
+    variants = choose_variants([*(QUICK_VARIANTS if quick else VARIANTS), default or DEFAULT], named)
     documents = read_documents(texts)
     loaded = load_rounded(model)
-    variants = [*(QUICK_VARIANTS if quick else VARIANTS), default or DEFAULT]
     measurement = measure(
         loaded,
         variants,
@@ -81,6 +86,19 @@ def run(
     if plot is not None:
         write_plot(measurement, plot)
         progress(f"the plot is in {plot}")
+
+
+def choose_variants(variants: Sequence[Variant], named: Sequence[str]) -> list[Variant]:
+    """Those of these names; all where none is named.
+
+    Raises:
+        ConfigError: there is no variant of a name.
+    """
+    known = [variant.name for variant in variants]
+    for name in named:
+        if name not in known:
+            raise ConfigError(f"there is no variant {name!r}: choose among {', '.join(known)}", field="variant")
+    return [variant for variant in variants if not named or variant.name in named]
 
 
 def put(results: Results, measurement: Measurement) -> None:

@@ -10,6 +10,8 @@ import pytest
 from h3kv.core.errors import ConfigError
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding, Tier
+from h3kv.engine.cold_reads import WRAPPED
+from h3kv.telemetry import names
 from h3kv.testing.engines import Rig, layout_of, make_rig, one_thread, prompt_tokens
 from h3kv.testing.tiered_rig import WINDOW_TOKENS, tiered_rig
 
@@ -119,6 +121,20 @@ def test_retrieval_without_room_for_single_pages_is_refused_at_once(
     with pytest.raises(ConfigError) as refused, rig:
         pass
     assert refused.value.field == field
+
+
+def test_wrapped_segments_are_computed_again_once_under_retrieval(tmp_path: Path) -> None:
+    # Keys that repeat, so that wrapping makes them smaller.
+    prompt = [7] * 2000
+    layout = layout_of(Encoding.K8V4)
+    with tiered_rig(tmp_path, layout=layout, host_blocks=72, wrap="lz4") as rig:
+        rig.answer(prompt)
+    with tiered_rig(tmp_path, layout=layout, host_blocks=72, retrieval=RETRIEVAL, page_cache_bytes=1 << 18) as rig:
+        found = [rig.answer(prompt)[1].statistics.cached_tokens_total for _ in range(3)]
+        assert found[0] < 1984, "a clustered segment was computed again"
+        assert found[1:] == [1984, 1984]
+        assert rig.telemetry.value(names.LOST_SEGMENTS, reason=WRAPPED) == 1
+        rig.engine.check_integrity()
 
 
 def test_retrieval_with_the_whole_context_as_its_budget_is_exact() -> None:

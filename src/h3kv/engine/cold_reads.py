@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from h3kv.core.errors import SlabCorruptError, SlabError, SlabUnavailableError, TierError
+from h3kv.core.errors import SlabCorruptError, SlabError, TierError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import EXTENT_CLASSES_BLOCKS
 from h3kv.core.ports import Clock, PersistentStore, Telemetry
@@ -17,7 +18,11 @@ from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import Readable, SlabStream
+from h3kv.telemetry import names
 from h3kv.tiers.host import HostStore
+
+WRAPPED: Final = "WRAPPED"
+"""Reason for which a segment is lost to retrieval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class ColdReads:
         self._segments = segments
         self._indexes = indexes
         self._poll = poll
+        self._telemetry = telemetry
         self._slab_bytes = {blocks: layout.slab.content_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         shares = stores.shares
         self.stream = SlabStream(stores.cold, stores.host, shares.staging, locate=self._locate, poll=poll, clock=clock)
@@ -84,7 +90,8 @@ class ColdReads:
         """Have the indexes in memory that a sequence over these mounts needs.
 
         Mounts from one on whose index cannot be read, or whose pages cannot be read one by one, are unpinned and taken
-        off the list: their tokens are computed again.
+        off the list: their tokens are computed again. What can never be read one by one is given up, so that this
+        happens once.
 
         Args:
             mounts: pinned.
@@ -94,16 +101,14 @@ class ColdReads:
             is_partial = mount.blocks < mount.segment.clustered_blocks
             if not (retrieves or is_partial):
                 continue
+            if retrieves and self._is_wrapped(mount.segment):
+                self._telemetry.count(names.LOST_SEGMENTS, reason=WRAPPED)
+                self._give_up(mounts, at, is_lost=True)
+                return
             try:
-                if retrieves:
-                    self._check_wrap(mount.segment)
                 self._indexes.load([mount.segment], poll=self._poll)
             except (TierError, SlabError) as error:
-                lost = self._segments.find(mount.segment.id)
-                if isinstance(error, SlabCorruptError) and lost is not None:
-                    self._segments.lose(lost)
-                while len(mounts) > at:
-                    self._segments.unpin(mounts.pop().segment)
+                self._give_up(mounts, at, is_lost=isinstance(error, SlabCorruptError))
                 return
 
     def check_integrity(self) -> None:
@@ -124,10 +129,16 @@ class ColdReads:
         if self.pages is not None:
             self.pages.drain()
 
-    def _check_wrap(self, segment: Segment) -> None:
-        if segment.clustered_blocks and any(self._cold.is_wrapped(handle) for handle in segment.cold_L or ()):
-            key = SlabKey(segment.id, 0)
-            raise SlabUnavailableError(f"single pages of segment {key} cannot be read: it is wrapped", key=key)
+    def _give_up(self, mounts: list[Mount], at: int, *, is_lost: bool) -> None:
+        """Unpin the mounts from one on; nobody finds that one any more if it is lost."""
+        if is_lost:
+            self._segments.lose(mounts[at].segment)
+        while len(mounts) > at:
+            self._segments.unpin(mounts.pop().segment)
+
+    def _is_wrapped(self, segment: Segment) -> bool:
+        """Whether it has clusters that can only be read with the whole of their slab."""
+        return segment.clustered_blocks > 0 and any(map(self._cold.is_wrapped, segment.cold_L or ()))
 
     def _locate_cold(self, slab: SlabKey) -> SlotHandle | None:
         segment = self._segments.find(slab.segment)

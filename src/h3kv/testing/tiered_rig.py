@@ -27,7 +27,7 @@ from h3kv.engine.sequence import LanguageModel
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import open_store
 from h3kv.testing.engines import FINGERPRINT, LAYOUT, ByteVocabulary, Rig, tiny_decoder
-from h3kv.tiers.cold import ColdStore
+from h3kv.tiers.cold.config import Wrap
 from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.seam import EngineFactory
 from h3kv.tiers.device import DeviceStore, DeviceStoreConfig
@@ -54,6 +54,7 @@ def tiered_rig(
     retrieval: RetrievalSetting | None = None,
     index_segments: int = 8,
     page_cache_bytes: int = 0,
+    wrap: Wrap = "none",
     on_torch: bool = False,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
@@ -69,6 +70,7 @@ def tiered_rig(
         retrieval: of the answers.
         index_segments: room of the index region, where the encoding has indexes.
         page_cache_bytes: part of HOST for single pages.
+        wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
     """
     telemetry, directory = Recorder(), MemoryDirectory()
@@ -79,7 +81,15 @@ def tiered_rig(
         stack.callback(host.close)
         cold, index = None, None
         if folder is not None:
-            cold = _open_cold(folder, layout, units, fingerprint=fingerprint, telemetry=telemetry, io=io)
+            cold = open_store(
+                folder,
+                capacity_bytes=capacity_for(layout, units=units),
+                fingerprint=fingerprint,
+                layout=layout,
+                telemetry=telemetry,
+                engine=io,
+                wrap=wrap,
+            )
             stack.callback(cold.close)
             index = _open_index(stack, layout, index_segments)
         kernels = _kernels(stack, device, layout) if on_torch else native
@@ -116,25 +126,6 @@ def _kernels(stack: contextlib.ExitStack, device: DeviceStore, layout: CacheLayo
     torch_pages = TorchPages(device.arena, layout.slab.page)
     stack.callback(torch_pages.close)
     return torch_pages
-
-
-def _open_cold(
-    folder: Path,
-    layout: CacheLayout,
-    units: int,
-    *,
-    fingerprint: bytes,
-    telemetry: Recorder,
-    io: EngineFactory | None,
-) -> ColdStore:
-    return open_store(
-        folder,
-        capacity_bytes=capacity_for(layout, units=units),
-        fingerprint=fingerprint,
-        layout=layout,
-        telemetry=telemetry,
-        engine=io,
-    )
 
 
 def _engine(

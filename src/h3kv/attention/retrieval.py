@@ -18,7 +18,7 @@ from h3kv import _native
 from h3kv.attention.native import CODES, TORCH_DTYPES
 from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
-from h3kv.core.layout import PageLayout, SlabLayout
+from h3kv.core.layout import SCALES_BYTES, PageLayout, SlabLayout
 from h3kv.core.limits import BLOCK_CLUSTERS, BLOCK_TOKENS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
@@ -31,6 +31,9 @@ summaries as `core.layout` draws them, and the number of its blocks. The same 32
 
 SEGMENT_CLUSTERS: Final = SEGMENT_BLOCKS_MAX * BLOCK_CLUSTERS
 """Ids of clusters that each indexed segment takes, however many of its blocks are used."""
+
+SCALE_BYTES: Final = SCALES_BYTES // (2 * BLOCK_TOKENS)
+"""Scale and offset of one token's key, or of its value."""
 
 MISSING: Final = 1
 """In place of a page's address: it is not there, its clusters are estimated. The native core has the same number."""
@@ -51,7 +54,7 @@ class RetrievalMeter:
     cluster_bytes: int = 0
     """What the chosen clusters have outside their planes' nibbles and key scales: codes in pages, scales of values."""
     page_bytes: int = 0
-    """Whole pages that hold a chosen cluster."""
+    """Whole pages that hold a chosen cluster, and the scales of the chosen values, which lie with the planes."""
     chosen_tokens: int = 0
     """Tokens of chosen clusters that were read."""
     exact_tokens: int = 0
@@ -73,9 +76,9 @@ class RetrievalMeter:
             shortlist: of them are scanned.
         """
         self.rows += tokens
-        self.plane_bytes += lists * shortlist * CLUSTER_TOKENS * (page.head_dim // 2 + 4)
+        self.plane_bytes += lists * shortlist * CLUSTER_TOKENS * (page.head_dim // 2 + SCALE_BYTES)
         if shortlist < clusters:
-            self.summary_bytes += lists * clusters * (page.head_dim + 4)
+            self.summary_bytes += lists * clusters * (page.head_dim + SCALE_BYTES)
 
     def add_reads(self, page: PageLayout, *, clusters: int, pages: int, estimated: int) -> None:
         """Count what was read after a choice.
@@ -86,11 +89,11 @@ class RetrievalMeter:
             pages: that hold one of these, over all choices.
             estimated: clusters with mean values, over all choices.
         """
-        token_bytes = (page.keys_bytes + page.values_bytes) // BLOCK_TOKENS + 4
+        token_bytes = (page.keys_bytes + page.values_bytes) // BLOCK_TOKENS + SCALE_BYTES
         self.chosen_tokens += clusters * CLUSTER_TOKENS
         self.cluster_bytes += clusters * CLUSTER_TOKENS * token_bytes
-        self.page_bytes += pages * page.size_bytes
-        self.summary_bytes += estimated * (page.head_dim + 4)
+        self.page_bytes += pages * page.size_bytes + clusters * CLUSTER_TOKENS * SCALE_BYTES
+        self.summary_bytes += estimated * (page.head_dim + SCALE_BYTES)
 
     @property
     def read_bytes(self) -> int:

@@ -327,7 +327,7 @@ def test_the_meter_counts_what_one_row_reads(share: float) -> None:
     assert meter.summary_bytes == lists * clusters * (64 + 4) * (1 if share == 1 else 2)
     assert meter.chosen_tokens == lists * 256
     assert meter.cluster_bytes == lists * 256 * (32 + 32 + 4)
-    assert meter.page_bytes == pages * context.layout.page.size_bytes
+    assert meter.page_bytes == pages * context.layout.page.size_bytes + lists * 256 * 4
 
 
 def test_wrong_shapes_are_named() -> None:

@@ -44,6 +44,7 @@ PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
 DECODE_TOKENS: Final = "h3_decode_tokens_total"
 CORRUPT_SLABS: Final = "h3_corrupt_slabs_total"
 STORE_DEGRADED: Final = "h3_store_degraded"
+STORE_AREAS_TAKEN: Final = "h3_store_areas_taken_total"
 IO_BACKEND: Final = "h3_io_backend"
 IO_ERRORS: Final = "h3_io_errors_total"
 WRITTEN_BYTES: Final = "h3_written_bytes_total"
@@ -90,6 +91,13 @@ _DECLARED = (
     Metric(DECODE_TOKENS, Kind.COUNTER, "tokens", (), "Generated tokens."),
     Metric(CORRUPT_SLABS, Kind.COUNTER, "slabs", ("tier",), "Slabs that were read and did not match their checksums."),
     Metric(STORE_DEGRADED, Kind.GAUGE, "stores", ("tier",), "1: writing failed, the store is only read; 0: in order."),
+    Metric(
+        STORE_AREAS_TAKEN,
+        Kind.COUNTER,
+        "areas",
+        ("tier",),
+        "Areas of a store whose KV of another model was dropped to make room for this one's.",
+    ),
     Metric(IO_BACKEND, Kind.GAUGE, "engines", ("tier", "backend"), "1 for the engine that reads and writes a tier."),
     Metric(IO_ERRORS, Kind.COUNTER, "operations", ("tier", "kind"), "Reads or batches of writes that failed."),
     Metric(WRITTEN_BYTES, Kind.COUNTER, "bytes", ("tier",), "Bytes written to a device, tables and headers included."),

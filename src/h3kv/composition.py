@@ -74,8 +74,10 @@ def load(settings: Settings, *, on_progress: Progress | None = None) -> Loaded:
     path = resolve_source(settings.model.source)
     context = choose_context(settings.model, path)
     dtype = element_type(settings.model)
+    config = model_config(path)
+    retrieval_setting(settings, config)  # Refuses now what would be refused with a store made and a model loaded.
     if settings.tiering.mode != "off":
-        check_store(settings, cache_layout(model_config(path), dtype, Encoding(settings.attention.encoding)))
+        check_store(settings, cache_layout(config, dtype, Encoding(settings.attention.encoding)))
     model = load_model(
         path, dtype=dtype, rope=context.rope, max_context=settings.model.max_context, on_progress=on_progress
     )

@@ -1,6 +1,7 @@
 """A node put together from a loaded model, as users open it."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from h3kv.core.types import DType, Encoding, Tier
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.fingerprint import fingerprint_of
+from h3kv.engine.pool import TieringConfig
 from h3kv.engine.request import Request, SamplingParameters
+from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.models.config import ModelConfig
 from h3kv.models.loader import LoadedModel
 from h3kv.models.rope import RopeKind, RopeScaling
@@ -22,7 +25,9 @@ from h3kv.models.weights import load_weights
 from h3kv.node import Node
 from h3kv.testing.engines import CONFIG, RandomWeights, one_thread
 from h3kv.testing.tiny_models import TURN_END, byte_tokenizer
+from h3kv.tiers.cold import ColdStoreConfig
 from h3kv.tiers.device import DeviceStoreConfig
+from h3kv.tiers.host import HostStoreConfig
 
 STORE = DeviceStoreConfig(capacity_bytes=8 << 20)
 
@@ -43,6 +48,11 @@ def loaded(
     return LoadedModel(Path("tiny"), config, weights, tokenizer)
 
 
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def ask(node: Node, text: str) -> tuple[str, Finished]:
     prompt = tuple(node.tokenizer.encode(text))
     answer = ""
@@ -52,6 +62,18 @@ def ask(node: Node, text: str) -> tuple[str, Finished]:
         if isinstance(event, Finished):
             return answer, event
     pytest.fail("no finish")
+
+
+def test_memory_of_a_large_host_tier_is_committed_as_it_fills(tmp_path: Path) -> None:
+    tiers = TierConfig(
+        HostStoreConfig(2 << 30),
+        TieringConfig(window_tokens=64, page_cache_bytes=1 << 29),
+        cold=ColdPlace(tmp_path / "store", ColdStoreConfig(capacity_bytes=32 << 20)),
+    )
+    before_bytes = resident_bytes()
+    with Node.open(loaded(), store=STORE, tiers=tiers, encoding=Encoding.K8V4) as node:
+        assert node.statistics()[Tier.HOST].capacity_bytes > 2_000_000_000
+        assert resident_bytes() - before_bytes < 256 << 20
 
 
 @pytest.mark.slow

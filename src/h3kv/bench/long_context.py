@@ -251,9 +251,10 @@ def _put_pages(
     results.put(f"{prefix}.selected_attended", 1 - (after.absent - before.absent) / max(taken, 1))
     results.put(f"{prefix}.demand_misses", (new.misses - old.misses) / max(taken, 1))
     results.put(f"{prefix}.late", (new.late - old.late) / max(taken, 1))
-    results.put(f"{prefix}.page_wait_us_p50", after.waits.p50_ns / 1e3)
-    results.put(f"{prefix}.page_wait_us_p99", after.waits.p99_ns / 1e3)
-    results.put(f"{prefix}.page_wait_us_sd", after.waits.sd_ns / 1e3)
+    waits = (after.waits - before.waits).statistics()
+    results.put(f"{prefix}.page_wait_us_p50", waits.p50_ns / 1e3)
+    results.put(f"{prefix}.page_wait_us_p99", waits.p99_ns / 1e3)
+    results.put(f"{prefix}.page_wait_us_sd", waits.sd_ns / 1e3)
 
 
 @contextlib.contextmanager

@@ -87,6 +87,7 @@ def calibrate_quality(
     Raises:
         H3Error: the first thing that stands in the way; the file is as it was.
     """
+    limit.check()
     console = _start(settings)
     documents = read_documents(texts)
     model = load_rounded(settings.model.source)

@@ -12,6 +12,7 @@ from h3kv.cli.tier_report import Traffic, flows, take_snapshot
 from h3kv.core.limits import SEGMENT_TOKENS_MAX
 from h3kv.core.types import Tier
 from h3kv.core.units import describe_size
+from h3kv.engine.cold_reads import WRAPPED
 from h3kv.node import Node
 from h3kv.telemetry import names
 
@@ -70,12 +71,30 @@ def summary_table(node: Node, peaks: Peaks, answers: Sequence[Answer], *, before
 
 
 def warnings(node: Node) -> list[str]:
-    """What the next run will miss because there was no room to keep it; empty where nothing was lost."""
+    """What was computed again or will be missed by the next run; empty where nothing was lost."""
+    lines = []
     lost = dropped_segments(node).get(Tier.NVME, 0)
-    if not lost:
-        return []
-    line = (
-        f"the cold store was full: {lost:,} segments of up to {SEGMENT_TOKENS_MAX:,} tokens, those used longest ago, "
-        "were dropped to make room; raise --store-capacity to keep more"
-    )
-    return [line]
+    if lost:
+        lines.append(
+            f"the cold store was full: {lost:,} segments of up to {SEGMENT_TOKENS_MAX:,} tokens, those used longest "
+            "ago, were dropped to make room; raise --store-capacity to keep more"
+        )
+    taken = int(node.telemetry.value(names.STORE_AREAS_TAKEN, tier=Tier.NVME))
+    if taken:
+        lines.append(
+            f"KV of another model, encoding or element type was dropped from {taken:,} areas of the cold store to make "
+            "room; raise --store-capacity to keep both"
+        )
+    damaged = int(node.telemetry.value(names.CORRUPT_SLABS, tier=Tier.NVME))
+    if damaged:
+        lines.append(
+            f"{damaged:,} slabs in the cold store were damaged: their tokens were computed again and are stored anew; "
+            "look at the disk if that happens more than once"
+        )
+    wrapped = int(node.telemetry.value(names.LOST_SEGMENTS, reason=WRAPPED))
+    if wrapped:
+        lines.append(
+            f"{wrapped:,} segments in the cold store are wrapped in LZ4, which retrieval cannot read: their "
+            "tokens were computed again and are stored anew"
+        )
+    return lines

@@ -127,12 +127,15 @@ class Capacity:
     def _check_index(self, blocks: int, index: IndexStore) -> None:
         left = index.slots * SEGMENT_BLOCKS_MAX - self.census.blocks
         if blocks > left:
+            needed_bytes = -(-blocks // SEGMENT_BLOCKS_MAX) * index.slot_bytes
+            cure = f"raise host.index_bytes to at least {format_size(needed_bytes)}"
+            if self.census.blocks:
+                cure = "wait for one to end, or raise host.index_bytes"
             raise TierFullError(
                 f"the request may come to need the index of {blocks:,} blocks, and running ones leave room for "
-                f"{max(left, 0):,} in the index region of {describe_size(index.slots * index.slot_bytes)}: wait for "
-                "one to end, or raise host.index_bytes",
+                f"{max(left, 0):,} in the index region of {describe_size(index.slots * index.slot_bytes)}: {cure}",
                 tier=Tier.HOST,
-                needed_bytes=-(-blocks // SEGMENT_BLOCKS_MAX) * index.slot_bytes,
+                needed_bytes=needed_bytes,
                 free_bytes=max(left, 0) // SEGMENT_BLOCKS_MAX * index.slot_bytes,
             )
 

@@ -35,7 +35,7 @@ from h3kv.engine.page_slots import (
     slots_of,
     unit_bytes,
 )
-from h3kv.engine.page_waits import PageWaits, WaitStatistics
+from h3kv.engine.page_waits import PageWaits
 from h3kv.engine.predictor import Pace, Predictor
 from h3kv.engine.stream import ViewableStore
 from h3kv.telemetry import names
@@ -58,7 +58,7 @@ class PageCacheStatistics:
 
     capacity_bytes: int
     units: PageCounts
-    waits: WaitStatistics
+    waits: PageWaits
     """Of each page that was taken."""
     takes: int
     stall_ns: int
@@ -162,7 +162,7 @@ class PageCache:
         return PageCacheStatistics(
             capacity_bytes=self.capacity_bytes,
             units=self._slots.counts(),
-            waits=self._waits.statistics(),
+            waits=self._waits.copy(),
             takes=self._takes,
             stall_ns=self._stall_ns,
             absent=self._absent,

@@ -49,8 +49,25 @@ class PageWaits:
         self._total_of_squares += float(wait_ns) ** 2 * pages
         self._largest_ns = max(self._largest_ns, wait_ns)
 
+    def copy(self) -> PageWaits:
+        """What was added so far."""
+        copied = PageWaits()
+        copied._counts = list(self._counts)
+        copied._pages, copied._largest_ns = self._pages, self._largest_ns
+        copied._total_ns, copied._total_of_squares = self._total_ns, self._total_of_squares
+        return copied
+
+    def __sub__(self, before: PageWaits) -> PageWaits:
+        """What was added since an earlier copy. The largest wait is that of all of them."""
+        since = self.copy()
+        since._counts = [now - then for now, then in zip(self._counts, before._counts, strict=True)]
+        since._pages -= before._pages
+        since._total_ns -= before._total_ns
+        since._total_of_squares -= before._total_of_squares
+        return since
+
     def statistics(self) -> WaitStatistics:
-        """Of all waits so far."""
+        """Of all waits that were added."""
         pages = max(self._pages, 1)
         mean_ns = self._total_ns / pages
         return WaitStatistics(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from h3kv.attention.paged import PageKernels
 from h3kv.core.layout import CacheLayout
@@ -23,11 +23,11 @@ from h3kv.tiers.host import HostStore, HostStoreConfig, RegionStore
 from h3kv.tiers.index_store import IndexStore, IndexStoreConfig
 from h3kv.tiers.io import IoEngine
 
-REGISTERED_BYTES_MAX = 1 << 30
+REGISTERED_BYTES_MAX: Final = 1 << 30
 """Registering memory with the kernel commits all of it. Of a larger HOST tier only the staging slots are registered,
 which lie at its beginning; the rest is committed as it fills."""
 
-IO_DEPTH = 128
+IO_DEPTH: Final = 128
 """Reads and writes in flight: single pages need as many to keep a disk busy, `SlabStream` takes fewer whole slabs."""
 
 
@@ -111,7 +111,11 @@ class TierStores:
                     stack.callback(index.close)
                 if tiers.cold is not None:
                     cold, io, volume = _open_cold(
-                        tiers.cold, layout, host, fingerprint=fingerprint, telemetry=telemetry
+                        tiers.cold,
+                        layout,
+                        _registered(host, tiers.tiering),
+                        fingerprint=fingerprint,
+                        telemetry=telemetry,
                     )
                     stack.callback(cold.close)
             tiering = None if tiers is None else tiers.tiering
@@ -185,14 +189,27 @@ def open_cold_volume(place: ColdPlace, layout: CacheLayout, make_engine: EngineF
     return volume
 
 
+def _registered(host: HostStore, tiering: TieringConfig) -> list[tuple[int, int]]:
+    """Address and size of the memory that the I/O engine registers."""
+    return [
+        (address, size_bytes if size_bytes <= REGISTERED_BYTES_MAX else tiering.staging_bytes)
+        for address, size_bytes in host.buffers
+    ]
+
+
 def _open_cold(
-    place: ColdPlace, layout: CacheLayout, host: HostStore, *, fingerprint: bytes, telemetry: Telemetry
+    place: ColdPlace,
+    layout: CacheLayout,
+    buffers: Sequence[tuple[int, int]],
+    *,
+    fingerprint: bytes,
+    telemetry: Telemetry,
 ) -> tuple[ColdStore, IoEngine, Volume]:
     """The store, the engine that reads and writes it, and what it lies in."""
     engines: list[IoEngine] = []
 
     def make_engine(files: Sequence[int]) -> IoEngine:
-        engines.append(IoEngine.open(files, depth=IO_DEPTH, buffers=host.buffers, backend=place.backend))
+        engines.append(IoEngine.open(files, depth=IO_DEPTH, buffers=buffers, backend=place.backend))
         return engines[-1]
 
     volume = open_cold_volume(place, layout, make_engine)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from h3kv.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,17 @@ class LossLimit:
     """Share of tokens whose likeliest one must be full attention's."""
     passkey: float = 1.0
     """Passkeys found, of those that full attention finds."""
+
+    def check(self) -> None:
+        """Raise ConfigError unless something could keep it."""
+        if not 0 <= self.perplexity_change < math.inf:
+            raise ConfigError(
+                f"perplexity = {self.perplexity_change}: a relative rise is 0 or more, such as 0.005",
+                field="perplexity",
+            )
+        for field, share in (("top1", self.top1), ("passkey", self.passkey)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{field} = {share}: a share is from 0 to 1", field=field)
 
 
 @dataclass(frozen=True, slots=True)

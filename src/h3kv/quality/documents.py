@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from h3kv.bench.texts import read_text
+from h3kv.core.errors import ConfigError
 from h3kv.models.tokenizer import Tokenizer
 
 TITLE: Final = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
@@ -54,6 +55,9 @@ def take_portion(tokenizer: Tokenizer, documents: Sequence[str], portion: Portio
     """One portion of the documents as tokens: every token of the text is in one of them only.
 
     Cut between documents, each in the portion that its middle lies in; fewer than three are cut within.
+
+    Raises:
+        ConfigError: there is no token.
     """
     tokens = [list(tokenizer.encode(document)) for document in documents]
     count = len(Portion)
@@ -62,6 +66,8 @@ def take_portion(tokenizer: Tokenizer, documents: Sequence[str], portion: Portio
         ends = [len(whole) * end // count for end in range(count + 1)]
         tokens = [whole[first:last] for first, last in itertools.pairwise(ends)]
     total = sum(map(len, tokens))
+    if not total:
+        raise ConfigError("the text is empty: give another --text", field="text")
     ends = list(itertools.accumulate(map(len, tokens)))
     return [
         document

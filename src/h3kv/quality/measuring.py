@@ -164,6 +164,10 @@ def measure(
     filler = [token for document in documents for token in document][: sizes.tasks.tokens]
     tasks = _make_tasks(TaskMaker(model.tokenizer, filler, seed=seed), sizes.tasks)
     every = [REFERENCE, *variants]
+    progress(
+        f"{len(windows)} windows of {sizes.window.tokens:,} tokens and {sum(len(task.questions) for task in tasks)} "
+        f"questions, {len(every)} ways: {', '.join(variant.name for variant in every)}"
+    )
     with open_banks(model, every, LaneCaps(sizes.window_tokens, sizes.chunk_tokens, sizes.window.tokens)) as banks:
         scores = score_windows(banks, variants, windows, sizes=sizes.window, progress=progress)
         recall = {encoding: dict(bank.node.pool.recall_sample.means) for encoding, bank in banks.items()}

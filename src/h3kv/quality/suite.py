@@ -97,7 +97,10 @@ def choose_variants(variants: Sequence[Variant], named: Sequence[str]) -> list[V
     known = [variant.name for variant in variants]
     for name in named:
         if name not in known:
-            raise ConfigError(f"there is no variant {name!r}: choose among {', '.join(known)}", field="variant")
+            raise ConfigError(
+                f"there is no variant {name!r}: choose among {', '.join(known)}; --quick measures fewer",
+                field="variant",
+            )
     return [variant for variant in variants if not named or variant.name in named]
 
 

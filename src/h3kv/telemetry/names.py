@@ -38,6 +38,7 @@ PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
 DECODE_TOKENS: Final = "h3_decode_tokens_total"
 CORRUPT_SLABS: Final = "h3_corrupt_slabs_total"
 STORE_DEGRADED: Final = "h3_store_degraded"
+STORE_AREAS_TAKEN: Final = "h3_store_areas_taken_total"
 IO_BACKEND: Final = "h3_io_backend"
 IO_ERRORS: Final = "h3_io_errors_total"
 IO_RING_DEPTH: Final = "h3_io_ring_depth"
@@ -194,6 +195,13 @@ _REQUESTS = (
 _STORAGE = (
     _counter(CORRUPT_SLABS, "slabs", ("tier",), "Slabs that were read and did not match their checksums.", by=_STORE),
     _gauge(STORE_DEGRADED, "stores", ("tier",), "1: writing failed, the store is only read; 0: in order.", by=_STORE),
+    _counter(
+        STORE_AREAS_TAKEN,
+        "areas",
+        ("tier",),
+        "Areas of a store whose KV of another model was dropped to make room for this one's.",
+        by=_STORE,
+    ),
     _gauge(IO_BACKEND, "engines", ("tier", "backend"), "1 for the engine that reads and writes a tier.", by=_STORE),
     _counter(IO_ERRORS, "operations", ("tier", "kind"), "Reads or batches of writes that failed.", by=_STORE),
     _gauge(IO_RING_DEPTH, "operations", ("tier",), "Operations that the device has now.", by=_STORE),

@@ -7,6 +7,7 @@ one layer each and 16 for one open segment; the cold store holds what its units 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -73,43 +74,34 @@ def tiered_rig(
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
     """
-    telemetry, directory = Recorder(), MemoryDirectory()
+    telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
     with contextlib.ExitStack() as stack:
         device = DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=device_blocks * layout.block_bytes))
-        stack.callback(device.close)
         host = HostStore(layout.slab, HostStoreConfig(capacity_bytes=host_blocks * layout.block_bytes))
+        stack.callback(device.close)
         stack.callback(host.close)
-        cold, index = None, None
+        cold = index = None
         if folder is not None:
-            cold = open_store(
-                folder,
-                capacity_bytes=capacity_for(layout, units=units),
-                fingerprint=fingerprint,
-                layout=layout,
-                telemetry=telemetry,
-                engine=io,
-                wrap=wrap,
-            )
+            made = functools.partial(open_store, folder, fingerprint=fingerprint, layout=layout, telemetry=telemetry)
+            cold = made(capacity_bytes=capacity_for(layout, units=units), engine=io, wrap=wrap)
             stack.callback(cold.close)
             index = _open_index(stack, layout, index_segments)
-        kernels = _kernels(stack, device, layout) if on_torch else native
         pool = KvPool(
             host,
             layout,
-            page_kernels=kernels,
+            page_kernels=_kernels(stack, device, layout) if on_torch else native,
             directory=directory,
             telemetry=telemetry,
-            clock=MonotonicClock(),
+            clock=clock,
             device=device,
             cold=cold,
             index=index,
             tiering=_tiering(page_cache_bytes),
         )
         stack.callback(pool.close)
-        config = EngineConfig(chunk_tokens=CHUNK_TOKENS, retrieval=retrieval)
-        engine = _engine(pool, model or tiny_decoder(), config, fingerprint=fingerprint, telemetry=telemetry)
+        engine = _engine(pool, model or tiny_decoder(), retrieval, fingerprint=fingerprint, telemetry=telemetry)
         stack.callback(engine.close)
-        yield Rig(engine, pool, directory, host, telemetry, MonotonicClock())
+        yield Rig(engine, pool, directory, host, telemetry, clock)
 
 
 def _open_index(stack: contextlib.ExitStack, layout: CacheLayout, segments: int) -> IndexStore | None:
@@ -129,7 +121,12 @@ def _kernels(stack: contextlib.ExitStack, device: DeviceStore, layout: CacheLayo
 
 
 def _engine(
-    pool: KvPool, model: LanguageModel, config: EngineConfig, *, fingerprint: bytes, telemetry: Recorder
+    pool: KvPool,
+    model: LanguageModel,
+    retrieval: RetrievalSetting | None,
+    *,
+    fingerprint: bytes,
+    telemetry: Recorder,
 ) -> Engine:
     return Engine(
         model,
@@ -137,7 +134,7 @@ def _engine(
         vocabulary=ByteVocabulary(),
         fingerprint=fingerprint,
         device=torch.device("cpu"),
-        config=config,
+        config=EngineConfig(CHUNK_TOKENS, retrieval),
         clock=MonotonicClock(),
         telemetry=telemetry,
     )

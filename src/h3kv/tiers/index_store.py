@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from h3kv.core.errors import ShapeError, TierFullError
+from h3kv.core.errors import ConfigError, ShapeError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import DIRECT_IO_BYTES, SEGMENT_BLOCKS_MAX
 from h3kv.core.types import SlotHandle, Tier
-from h3kv.core.units import describe_size
+from h3kv.core.units import describe_size, format_size
 from h3kv.memory.buddy import UNIT_BLOCKS
 from h3kv.memory.leases import LeasedRoom
 from h3kv.memory.region import Region, RegionKind
@@ -26,7 +26,7 @@ class IndexStoreConfig:
     """Size and make of the index region."""
 
     capacity_bytes: int
-    """Cap of the slots in total, rounded down to whole segments, but for the least that one sequence needs."""
+    """Cap of the slots in total, rounded down to whole segments."""
     kinds: tuple[RegionKind, ...] = (RegionKind.HUGETLB, RegionKind.MEMFD, RegionKind.ANONYMOUS)
     """As of `HostStoreConfig`."""
 
@@ -44,14 +44,23 @@ class IndexStore:
 
     Args:
         layout: of the model's KV, in a clustered encoding.
-        config: at least one segment is held, whatever the cap.
+        config: room for one segment at least.
 
     Raises:
+        ConfigError: the cap is less than that; the message has the sum.
         HostMemoryError: the machine has too little memory left.
     """
 
     def __init__(self, layout: CacheLayout, config: IndexStoreConfig) -> None:
-        slots = max(config.capacity_bytes // (layout.layers * self.layer_bytes(layout)), 1)
+        slot_bytes = layout.layers * self.layer_bytes(layout)
+        slots = config.capacity_bytes // slot_bytes
+        if not slots:
+            raise ConfigError(
+                f"the index region's cap of {describe_size(config.capacity_bytes)} is below the index of one segment: "
+                f"{layout.layers} layers x {describe_size(self.layer_bytes(layout))}; raise host.index_bytes to at "
+                f"least {format_size(slot_bytes)}",
+                field="host.index_bytes",
+            )
         blocks = -(-slots * layout.layers // UNIT_BLOCKS) * UNIT_BLOCKS
         self._region = Region.create(RegionGeometry(self.layer_bytes(layout), blocks), kinds=config.kinds)
         self._set_up(layout, SlotTable(Tier.HOST, self._region.table), slots=slots)

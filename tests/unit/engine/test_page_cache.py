@@ -71,7 +71,7 @@ def test_pages_larger_than_4_kib_are_units() -> None:
 def test_slow_reads_are_waited_for() -> None:
     rig = PageRig(latency_polls=7)
     rig.take(rig.lane(), 0, [(1, 0, 0), (2, 0, 0)])
-    waits = rig.cache.statistics().waits
+    waits = rig.cache.statistics().waits.statistics()
     assert (waits.pages, waits.waited) == (2, 2)
     assert waits.p99_ns >= waits.p50_ns > 0
     assert rig.cache.statistics().stall_ns > 0

@@ -83,6 +83,16 @@ def test_quantiles_of_waits_are_within_a_step() -> None:
     assert abs(statistics.sd_ns / exact.std() - 1) < 1e-9
 
 
+def test_waits_since_a_copy_leave_out_what_came_before() -> None:
+    waits = PageWaits()
+    waits.add(5_000_000, 3)
+    before = waits.copy()
+    waits.add(10_000, 2)
+    since = (waits - before).statistics()
+    assert (since.pages, since.waited, since.mean_ns) == (2, 2, 10_000)
+    assert before.statistics().pages == 3
+
+
 def test_what_was_taken_is_looked_at_only_when_it_may_be_gone() -> None:
     predictor = Predictor(2)
     predictor.note(1, _keys(1, 2), uses=7)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import pytest
+
+from h3kv.core.errors import ConfigError
 from h3kv.quality.choice import Candidate, LossLimit, acceptable, failures, near_misses
 
 LIMIT = LossLimit(perplexity_change=0.005, top1=0.98, passkey=1.0)
@@ -21,6 +25,22 @@ EXACT = dataclasses.replace(GOOD, name="exact", is_exact=True, bytes_share=0.4)
 
 def names(candidates: list[Candidate]) -> list[str]:
     return [candidate.name for candidate in candidates]
+
+
+@pytest.mark.parametrize(
+    ("limit", "field"),
+    [
+        (LossLimit(perplexity_change=-1.0), "perplexity"),
+        (LossLimit(perplexity_change=math.nan), "perplexity"),
+        (LossLimit(top1=2.0), "top1"),
+        (LossLimit(passkey=-0.1), "passkey"),
+    ],
+)
+def test_losses_that_nothing_can_keep_are_refused(limit: LossLimit, field: str) -> None:
+    LIMIT.check()
+    with pytest.raises(ConfigError) as refused:
+        limit.check()
+    assert refused.value.field == field
 
 
 def test_what_keeps_the_loss_misses_nothing() -> None:

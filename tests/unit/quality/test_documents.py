@@ -43,6 +43,11 @@ def test_portions_share_no_token(tokenizer: Tokenizer) -> None:
     assert [len(portion[0]) for portion in single] == [2, 2, 3]
 
 
+def test_an_empty_text_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="--text"):
+        take_portion(tokenizer, [""], Portion.UNSEEN)
+
+
 def test_windows_begin_with_documents_and_do_not_overlap() -> None:
     documents = [[number] * length for number, length in enumerate((30, 10, 50, 20, 60, 40))]
     windows = choose_windows(documents, WindowSizes(context_tokens=20, scored_tokens=19), 3)

@@ -123,6 +123,8 @@ class Commits:
         """Why nothing more is written."""
         self.written_bytes = 0
         """In total, headers and tables included."""
+        self.areas_taken = 0
+        """Areas in which KV of another model lay, now given to this one."""
 
     @property
     def is_busy(self) -> bool:
@@ -320,6 +322,8 @@ class Commits:
     def _claim_write(self, area: int) -> Op:
         self._serial += 1
         epoch = self._volume.superblock.epoch
+        before = self._volume.areas[area]
+        self.areas_taken += before is not None and before.fingerprint != self._fingerprint
         entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._serial, used=epoch)
         return self._volume.area_write(area, entry)
 

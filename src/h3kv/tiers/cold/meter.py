@@ -22,6 +22,7 @@ class Meter:
         self._telemetry = telemetry
         self._written_bytes = 0
         self._read_bytes = 0
+        self._areas_taken = 0
         self._is_degraded = False
         telemetry.gauge(names.IO_BACKEND, 1, tier=_TIER, backend=backend)
         telemetry.gauge(names.STORE_DEGRADED, 0, tier=_TIER)
@@ -34,6 +35,9 @@ class Meter:
         if read_bytes > self._read_bytes:
             self._telemetry.count(names.READ_BYTES, read_bytes - self._read_bytes, tier=_TIER)
             self._read_bytes = read_bytes
+        if commits.areas_taken > self._areas_taken:
+            self._telemetry.count(names.STORE_AREAS_TAKEN, commits.areas_taken - self._areas_taken, tier=_TIER)
+            self._areas_taken = commits.areas_taken
         if commits.broken is not None and not self._is_degraded:
             self._is_degraded = True
             self._telemetry.gauge(names.STORE_DEGRADED, 1, tier=_TIER)

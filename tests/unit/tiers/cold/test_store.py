@@ -291,16 +291,17 @@ def test_another_layout_of_the_same_fingerprint_is_a_miss(tmp_path: Path) -> Non
 
 def test_area_of_the_model_unused_for_longest_is_taken_and_only_then_is_the_store_full(tmp_path: Path) -> None:
     capacity = areas_of_one_unit(tmp_path, 2)
-    third = bytes([7]) * 32
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity)) as store:
         write_segments(store, [(1, 16)])
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity, fingerprint=OTHER_FINGERPRINT)) as store:
         write_segments(store, [(11, 16)])
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity)) as store:
         assert sorted(keep(store)) == [1]
-    with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity, fingerprint=third)) as store:
+    opened = {"capacity_bytes": capacity, "fingerprint": bytes([7]) * 32, "telemetry": (telemetry := Recorder())}
+    with contextlib.closing(open_store(tmp_path, **opened)) as store:
         assert keep(store) == {}
         write_segments(store, [(21, 16)])
+    assert telemetry.value(names.STORE_AREAS_TAKEN, tier="nvme") == 1
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity, fingerprint=OTHER_FINGERPRINT)) as store:
         assert keep(store) == {}
     with contextlib.closing(open_store(tmp_path, capacity_bytes=capacity)) as store:

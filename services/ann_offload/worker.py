@@ -37,6 +37,8 @@ SLICE_NS: Final = 50 * NS_PER_MS
 """How long a thread helps before it looks whether it must end."""
 CONNECT_NS: Final = 500 * NS_PER_MS
 """For each attempt to find a peer."""
+PAUSE_NS_MAX: Final = NS_PER_S
+"""Between two attempts that fail: the pause doubles up to here."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +124,7 @@ class OffloadWorker:
             self._thread.join(timeout_ns / NS_PER_S)
 
     def _run(self) -> None:
+        pause_ns = SLICE_NS
         try:
             while not self._ends.is_set():
                 try:
@@ -130,9 +133,11 @@ class OffloadWorker:
                     # Not before: whoever takes helpers has opened the area anew.
                     self._attach()
                     self._help(helpers)
+                    pause_ns = SLICE_NS
                 except H3Error as error:
                     _log.debug("nothing to help with yet: %s", error)
-                    self._ends.wait(SLICE_NS / NS_PER_S)
+                    self._ends.wait(pause_ns / NS_PER_S)
+                    pause_ns = min(2 * pause_ns, PAUSE_NS_MAX)
                 finally:
                     self._crew.leave()
         finally:

@@ -21,10 +21,10 @@ from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import BlockKey, DType, Encoding, Fetch, Move, SegmentId, SegmentLabel, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.memory.leases import LeasedRoom
-from h3kv.memory.views import SlotViews
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.nvme_io_client import WireLayout
+from h3kv.testing.slot_views import SlotViews
 from h3kv.tiers.cold.geometry import cold_layout
 from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 from h3kv.tiers.remote import RemoteColdStore

@@ -25,7 +25,7 @@ def test_repetitions_count_for_both_parts_of_decode_and_any_vocabulary_will_do(t
     assert result.stderr.count("decode 8k, cold:") == 2, "one line says that it is filled"
 
 
-@pytest.mark.parametrize("command", ["decode", "exact", "all"])
+@pytest.mark.parametrize("command", ["decode", "exact", "services", "all"])
 def test_a_text_that_cannot_be_read_is_named_before_anything_is_measured(tmp_path: Path, command: str) -> None:
     flags = ["--model", str(tmp_path / "model"), "--text", str(tmp_path / "missing")]
     result = CliRunner().invoke(app, ["bench", command, *flags])

@@ -106,13 +106,21 @@ def test_no_call_and_no_lease_is_waited_for_while_tokens_are_made(tmp_path: Path
 
     def decode(link: NodeLink, remote: RemoteRig) -> None:
         sampling = SamplingParameters(max_new_tokens=1500, ignore_eos=True)
-        remote.tiers.tick()
+        stock = remote.tiers.stock
+
+        def is_stocked() -> bool:
+            remote.tiers.tick()
+            return len(stock._stock) == stock._keep
+
+        eventually(is_stocked, "the stock is never full")
         remote.rig.engine.submit(Request(prompt=tuple(PROMPTS[0][:200]), sampling=sampling))
-        waits = remote.tiers.stock.waits_total
+        remote.rig.engine.step()
+        eventually(is_stocked, "the stock is not filled again")
+        waits = stock.waits_total
         while remote.rig.engine.has_work:
             remote.rig.engine.step()
             remote.tiers.tick()
-        assert remote.tiers.stock.waits_total == waits
+        assert stock.waits_total == waits
         assert link.calls.calls_total < 100
 
     with nvme_io(tmp_path, **settings_for(LAYOUT, host_blocks=128)) as server:

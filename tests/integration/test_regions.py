@@ -19,7 +19,7 @@ from h3kv.memory.leases import check_current
 from h3kv.memory.region_client import RegionClient
 from h3kv.memory.region_format import RegionIdentity
 from h3kv.memory.region_hub import HolderGone, HolderJoined, RegionHub
-from h3kv.memory.views import SlotViews
+from h3kv.testing.slot_views import SlotViews
 
 HELLO = b'{"hello": "a", "token": "00000000000000000000000000000000", "holder": null, "regions": %b}'
 Start = Callable[..., Child]

@@ -154,7 +154,11 @@ def test_segments_come_back_into_host_where_there_is_room(tmp_path: Path) -> Non
         expected = rig.answer(prompt)[0]
     with tiered_rig(tmp_path, host_blocks=96) as rig:
         assert rig.answer(prompt)[0] == expected
-        assert rig.telemetry.value(names.MOVES, source="nvme", target="host", reason="reuse") > 0
+        moves = rig.telemetry.value(names.MOVES, source="nvme", target="host", reason="reuse")
+        assert moves > 0
+        durations = rig.telemetry.distribution(names.MOVE_DURATION, source="nvme", target="host")
+        assert durations is not None
+        assert durations.count == moves
         assert rig.pool.stream is not None
         assert rig.pool.stream.bytes_fetched_total == 0, "what comes back is read once"
         rig.engine.check_integrity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -183,6 +184,22 @@ def io(
         _io(results, console, quick=quick, file=file, folder=folder)
 
 
+@app.command()
+def services(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = None,
+    text: ScoredText = None,
+) -> None:
+    """Round trip of the mailbox; decode with attention spread over a process of its own, against one process.
+
+    It needs a checkout of the repository: the processes are not part of the wheel.
+    """
+    with _measuring(json, threads) as (results, console):
+        _services(results, console, model, quick=quick, named=read_text(text))
+
+
 @app.command("all")
 def everything(
     json: JsonFile = None,
@@ -193,7 +210,7 @@ def everything(
     text: Text = None,
     store: Store = Path(),
 ) -> None:
-    """All benchmarks in one run and one JSON file."""
+    """All benchmarks of one process in one run and one JSON file."""
     with _measuring(json, threads) as (results, console):
         named = read_text(text)
         _kernel(results, console, quick=quick)
@@ -251,6 +268,17 @@ def _exact(results: Results, setting: TieredSetting, *, quick: bool, named: Name
     from h3kv.bench import exact as equality
 
     equality.run(results, setting, equality.QUICK if quick else equality.FULL, named=named)
+
+
+def _services(results: Results, console: Console, model: str, *, quick: bool, named: NamedText) -> None:
+    from h3kv.bench import mailbox
+    from h3kv.bench import services as processes
+
+    mailbox.measure(results, sizes=mailbox.QUICK if quick else mailbox.FULL)
+    sizes = processes.QUICK if quick else processes.FULL
+    # Paths of sockets are short: not the current folder.
+    with tempfile.TemporaryDirectory(prefix="h3-") as folder:
+        processes.decode_speed(results, _tiered(console, model, Path(folder), 1), sizes, named=named)
 
 
 def _kernel(results: Results, console: Console, *, quick: bool) -> None:

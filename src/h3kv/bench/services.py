@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from h3kv.bench.measure import Rounds
 from h3kv.bench.results import Results
 from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import TieredSetting, TokenCaps, kv_bytes, kv_layout, label, load_reaching, open_tiered
-from h3kv.core.errors import ConfigError, PeerUnavailableError
+from h3kv.core.errors import PeerUnavailableError
 from h3kv.core.types import DType, Encoding
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.engine.config import EngineConfig
@@ -42,6 +41,7 @@ from h3kv.memory.region_format import OpaqueGeometry, RegionIdentity
 from h3kv.memory.region_hub import RegionHub
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
+from h3kv.supervisor.node_plan import find_services
 from h3kv.tiers.device import DeviceStoreConfig
 from h3kv.tiers.host import HostStoreConfig, RegionStore
 
@@ -214,9 +214,7 @@ def _served(hub: RegionHub, crew: CrewHub) -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def _helper(folder: Path, joined: threading.Event) -> Iterator[None]:
     """One process of `services.ann_offload`, from when it helps."""
-    if importlib.util.find_spec("services.ann_offload") is None:
-        message = "there is no services.ann_offload here: run this in a checkout, whose root is on the path"
-        raise ConfigError(message, field="bench")
+    root = find_services()
     settings = {
         "ADDRESS": f"unix://{folder / 'ann_offload.sock'}",
         "REGIONS": str(folder / "regions.sock"),
@@ -225,7 +223,7 @@ def _helper(folder: Path, joined: threading.Event) -> Iterator[None]:
         "LOGS__LEVEL": "warning",
     }
     environment = os.environ | {f"H3_ANN_OFFLOAD_{name}": value for name, value in settings.items()}
-    with subprocess.Popen([sys.executable, "-m", "services.ann_offload"], env=environment) as process:
+    with subprocess.Popen([sys.executable, "-m", "services.ann_offload"], env=environment, cwd=root) as process:
         try:
             if not joined.wait(HELPER_START_NS / NS_PER_S):
                 message = "services.ann_offload did not begin to help: run it by hand to see why"

@@ -18,6 +18,7 @@ from rich.text import Text
 from h3kv.cli.interrupts import Interrupts
 from h3kv.cli.node_pages import NodePage, read_node
 from h3kv.core.units import NS_PER_S, describe_size
+from h3kv.policy.alarm import AlarmConfig, AlarmReading, judge
 from h3kv.supervisor.run_folder import read_facts
 from h3kv.telemetry import names
 
@@ -94,6 +95,9 @@ def _numbers(before: Look, now: Look) -> Table:
     table.add_row("ssd_retry_count", _shown(page.value(names.SSD_RETRIES), ".0f"))
     jitter = page.value(names.HOST_ACCESS_JITTER)
     table.add_row("HOST jitter", _shown(None if jitter is None else jitter * NS_PER_S, ".1f", " ns"))
+    alarm = _alarm(page)
+    if alarm is not None:
+        table.add_row("storage alarm", alarm)
     for direction, decided in page.by_label(names.DECISIONS, "direction").items():
         table.add_row(f"decided to {direction}", f"{decided:.0f}")
     return table
@@ -106,6 +110,20 @@ def _moves(page: NodePage) -> list[tuple[str, str, float]]:
             pair = (sample.labels["source"], sample.labels["target"])
             sums[pair] = sums.get(pair, 0.0) + sample.value
     return [(*pair, moves) for pair, moves in sorted(sums.items())]
+
+
+def _alarm(page: NodePage) -> Text | None:
+    """How the alarm about storage stands; None where reads or the device's memory are not measured."""
+    waits_s = page.by_label(names.DISK_READ_WAIT, "disk").values()
+    used = page.by_label(names.DEVICE_MEMORY_USED, "device").values()
+    if not waits_s or not used:
+        return None
+    alarm = judge(AlarmReading(r_await_us=max(waits_s) * 1e6, hbm_used_fraction=max(used)), AlarmConfig())
+    if alarm.rings:
+        return Text("RINGS: reads of the disk are slow, and the device's memory is full", style="bold red")
+    if alarm.is_storage_slow:
+        return Text("near: reads of the disk are slow")
+    return Text("near: the device's memory is full" if alarm.is_device_full else "none")
 
 
 def _shown(value: float | None, form: str, unit: str = "") -> str:

@@ -74,7 +74,7 @@ def tier_fields(node: Node) -> dict[str, object]:
     stores = node.stores
     snapshot = take_snapshot(node, 0)
     traffic = snapshot.traffic
-    host, cold, io = stores.host, stores.cold, stores.io
+    host, cold, volume, io = stores.host, stores.cold, stores.volume, stores.io
     return {
         "tiers": {
             tier.value: {
@@ -97,12 +97,12 @@ def tier_fields(node: Node) -> dict[str, object]:
             "fallback_reason": host.region.fallback_reason,
         },
         "store": None
-        if cold is None or io is None
+        if cold is None or volume is None or io is None
         else {
-            "path": str(cold.path),
+            "path": str(volume.place.path),
             "backend": io.backend,
             "fallback_reason": io.fallback_reason,
-            "direct": cold.is_direct,
+            "direct": volume.place.is_direct,
             "fixed_buffers": io.fixed_buffers,
             "buffers_reason": io.buffers_reason,
             "degraded": cold.is_degraded,
@@ -112,17 +112,17 @@ def tier_fields(node: Node) -> dict[str, object]:
 
 def fallbacks(node: Node) -> list[str]:
     """What the cold store has to do without, in one line; empty where nothing is missing."""
-    cold, io = node.stores.cold, node.stores.io
-    if cold is None or io is None:
+    volume, io = node.stores.volume, node.stores.io
+    if volume is None or io is None:
         return []
     missing = []
     if io.fallback_reason is not None:
         missing.append(f"threads instead of io_uring ({io.fallback_reason})")
-    if not cold.is_direct:
+    if not volume.place.is_direct:
         missing.append("I/O through the page cache (the file system has no O_DIRECT)")
     if io.backend == "io_uring" and not io.fixed_buffers:
         missing.append(f"buffers that are not registered ({io.buffers_reason})")
-    return [f"the cold store at {cold.path} uses {', '.join(missing)}: it is slower"] if missing else []
+    return [f"the cold store at {volume.place.path} uses {', '.join(missing)}: it is slower"] if missing else []
 
 
 def flows(tier: Tier, traffic: Traffic) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class RequestStatistics:
     inter_token_ns: tuple[int, ...]
     """From each token to the next, steps of other requests included."""
     recall: float | None = None
-    """Share of attention that went to tokens which retrieval read, mean of a sample; None where nothing was measured."""
+    """Share of attention in the tokens that retrieval read, mean of a sample; None where nothing was measured."""
 
     @property
     def cached_tokens_total(self) -> int:

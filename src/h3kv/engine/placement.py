@@ -37,7 +37,18 @@ class _Copying:
     handles_L: tuple[SlotHandle, ...]
     reason: str
     layers_left: int
+    start_ns: int
     error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """A segment on its way back into the home."""
+
+    segment: Segment
+    arrival: Arrival
+    reason: str
+    start_ns: int
 
 
 class Placer:
@@ -67,7 +78,7 @@ class Placer:
         self._telemetry = telemetry
         self._clock = clock
         self._copies: dict[SegmentId, _Copying] = {}
-        self._arrivals: dict[SegmentId, tuple[Segment, Arrival, str]] = {}
+        self._arrivals: dict[SegmentId, _Arriving] = {}
         # Ended moves and fetches that nobody took notice of yet.
         self._ended: deque[Completion] = deque()
         # Slots of arrivals that failed.
@@ -229,7 +240,9 @@ class Placer:
             Move(SlabKey(segment.id, layer), handle, view, segment.label)
             for layer, (handle, view) in enumerate(zip(handles_L, views_L, strict=True))
         ]
-        self._copies[segment.id] = _Copying(segment, handles_L, command.reason, layers_left=len(moves))
+        self._copies[segment.id] = _Copying(
+            segment, handles_L, command.reason, layers_left=len(moves), start_ns=self._clock.now_ns()
+        )
         segment.is_copied = True
         try:
             self._cold.submit(moves)
@@ -289,7 +302,7 @@ class Placer:
             return
         segment.cold_L = copying.handles_L
         self._events.append(policy.SegmentPlaced(segment.id, Tier.NVME))
-        self._count_move(segment, source=self._table.tier, target=Tier.NVME, reason=copying.reason)
+        self._count_move(segment, copying.reason, source=self._table.tier, target=Tier.NVME, start_ns=copying.start_ns)
 
     def _copy_in(self, command: policy.Copy) -> list[Fetch]:
         """Reserve room in the home for a segment. Returns the fetches that fill it."""
@@ -304,7 +317,7 @@ class Placer:
             return []
         addresses_L = tuple(self._table.home.address(handle) for handle in handles_L)
         segment.arrival = Arrival(handles_L, addresses_L)
-        self._arrivals[segment.id] = (segment, segment.arrival, command.reason)
+        self._arrivals[segment.id] = _Arriving(segment, segment.arrival, command.reason, self._clock.now_ns())
         content_bytes = self._table.layout.slab.content_bytes(segment.room_blocks)
         return [
             Fetch(SlabKey(segment.id, layer), source, self._host.view(target)[:content_bytes])
@@ -326,7 +339,7 @@ class Placer:
     def _end_arrival(self, completion: Completion) -> None:
         layer, found = completion.move.key.layer, self._arrivals.get(completion.move.key.segment)
         assert found is not None, "a fetch ended that nobody had started"
-        segment, arrival, reason = found
+        segment, arrival = found.segment, found.arrival
         arrival.ended += 1
         if completion.error is None:
             arrival.arrived.add(layer)
@@ -351,9 +364,11 @@ class Placer:
         segment.home_L, segment.addresses_L = arrival.handles_L, arrival.addresses_L
         segment.version += 1
         self._events.append(policy.SegmentPlaced(segment.id, Tier.HOST))
-        self._count_move(segment, source=Tier.NVME, target=self._table.tier, reason=reason)
+        self._count_move(segment, found.reason, source=Tier.NVME, target=self._table.tier, start_ns=found.start_ns)
 
-    def _count_move(self, segment: Segment, *, source: Tier, target: Tier, reason: str) -> None:
+    def _count_move(self, segment: Segment, reason: str, *, source: Tier, target: Tier, start_ns: int) -> None:
         size_bytes = segment.room_blocks * self._table.layout.block_bytes
         self._telemetry.count(names.MOVES, source=source, target=target, reason=reason)
         self._telemetry.count(names.MOVED_BYTES, size_bytes, source=source, target=target)
+        duration_s = (self._clock.now_ns() - start_ns) / NS_PER_S
+        self._telemetry.observe(names.MOVE_DURATION, duration_s, source=source, target=target)

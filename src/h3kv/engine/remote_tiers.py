@@ -15,6 +15,7 @@ from h3kv.engine.leased_units import UnitStock
 from h3kv.engine.pool import TieringConfig
 from h3kv.engine.tiers import TierStores
 from h3kv.memory.buddy import UNIT_BLOCKS
+from h3kv.memory.cuda_registration import CudaRegistration, cuda_runtime
 from h3kv.memory.leases import NOBODY, LeasedRoom
 from h3kv.memory.region import Region
 from h3kv.memory.region_format import SlotTableView
@@ -78,6 +79,7 @@ def open_remote_tiers(
 
     Raises:
         ConfigError: a cap is too small.
+        HostMemoryError: the device is a CUDA device, and CUDA refuses to register the HOST region.
         ShapeError: a region is divided for another layout.
         TierBrokenError: the owner has just ended. It is found again soon.
     """
@@ -95,6 +97,9 @@ def open_remote_tiers(
         room = LeasedRoom(Tier.HOST, table, stock.more)
         host = SharedHostStore(layout.slab, host_region, room)
         stack.callback(host.close)
+        runtime = cuda_runtime() if on_device.arena.is_cuda else None
+        if runtime is not None:
+            stack.callback(CudaRegistration(host_region, runtime).close)
         index_region = link.region(INDEX)
         cold: RemoteColdStore | None = None
         index: IndexStore | None = None

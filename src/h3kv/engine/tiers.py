@@ -52,7 +52,10 @@ class TierConfig:
 
 
 class TierStores:
-    """Owns the stores; made by `open`. A pool over them is closed before."""
+    """Owns the stores; made by `open`. A pool over them is closed before.
+
+    `io` and `volume` are those of a cold store that this process reads and writes itself; None of another process's.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class TierStores:
         self.cold = cold
         self.index = index
         self.io = io
-        self._volume = volume
+        self.volume = volume
         self._tiering = tiering
         self._closing = closing
 
@@ -150,12 +153,12 @@ class TierStores:
             cold=self.cold,
             index=self.index,
             tiering=self._tiering,
-            cold_cure=None if self._volume is None else self._cure_for_blocks,
+            cold_cure=None if self.volume is None else self._cure_for_blocks,
         )
 
     def _cure_for_blocks(self, blocks: int) -> str:
-        assert self._volume is not None
-        return cure_for_blocks(self.layout, blocks, path=self._volume.place.path, made=self._volume.geometry)
+        assert self.volume is not None
+        return cure_for_blocks(self.layout, blocks, path=self.volume.place.path, made=self.volume.geometry)
 
     def close(self) -> None:
         """Close all stores. Calling it again does nothing."""

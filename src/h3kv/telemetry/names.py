@@ -67,13 +67,10 @@ LEASED_UNITS: Final = "h3_leased_units"
 HOST_ACCESS: Final = "h3_host_access_seconds"
 HOST_ACCESS_JITTER: Final = "h3_host_access_jitter_seconds"
 MAILBOX_DEPTH: Final = "h3_mailbox_depth"
-MAILBOX_REQUESTS: Final = "h3_mailbox_requests_total"
-MAILBOX_TIMEOUTS: Final = "h3_mailbox_timeouts_total"
 ATTEND_UNITS: Final = "h3_attend_units_total"
 OFFLOAD_WORKERS: Final = "h3_offload_workers"
 OFFLOAD_UNITS: Final = "h3_offload_units_total"
 OFFLOAD_READ_BYTES: Final = "h3_offload_read_bytes_total"
-OFFLOAD_SEALS: Final = "h3_offload_seals_total"
 OFFLOAD_BUSY: Final = "h3_offload_busy_seconds_total"
 CONTROLLER_CONNECTED: Final = "h3_controller_connected"
 REPORTS: Final = "h3_reports_total"
@@ -280,14 +277,6 @@ _BETWEEN = (
         by=_STORE,
     ),
     _gauge(MAILBOX_DEPTH, "requests", ("mailbox",), "Requests that no worker has taken yet.", by=_WORKER + _STORE),
-    _counter(MAILBOX_REQUESTS, "requests", ("mailbox",), "Requests handed in.", by=_WORKER),
-    _counter(
-        MAILBOX_TIMEOUTS,
-        "requests",
-        ("mailbox",),
-        "Requests whose caller waited to the deadline in vain.",
-        by=_WORKER,
-    ),
     _counter(
         ATTEND_UNITS,
         "units",
@@ -304,7 +293,6 @@ _BETWEEN = (
         by=_OFFLOAD,
     ),
     _counter(OFFLOAD_READ_BYTES, "bytes", (), "Bytes of KV that this worker read.", by=_OFFLOAD),
-    _counter(OFFLOAD_SEALS, "segments", (), "Segments that this worker sealed.", by=_OFFLOAD),
     _counter(OFFLOAD_BUSY, "seconds", (), "Time that this worker spent on units, over all threads.", by=_OFFLOAD),
 )
 

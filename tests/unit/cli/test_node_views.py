@@ -104,3 +104,27 @@ def test_evict_wants_to_know_what_goes(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["evict", "--run-folder", str(tmp_path)])
     assert result.exit_code == 2
     assert "--cold" in result.output
+
+
+def alarm_line(**gauges: float) -> str:
+    """What `h3 monitor` says of the storage alarm; empty where it says nothing."""
+    worker, store = MetricsPage(Service.GPU_WORKER), MetricsPage(Service.NVME_IO)
+    if "used" in gauges:
+        worker.gauge(names.DEVICE_MEMORY_USED, gauges["used"], device="cuda:0")
+    if "wait_s" in gauges:
+        store.gauge(names.DISK_READ_WAIT, gauges["wait_s"], disk="nvme0n1")
+    samples = [sample for page in (worker, store) for sample in parse_page(page.render()[0].decode())]
+    look = Look(NodePage({}, tuple(samples)), 0)
+    console = Console(width=120)
+    with console.capture() as drawn:
+        console.print(draw(look, look))
+    lines = [line for line in drawn.get().splitlines() if "storage alarm" in line]
+    return lines[0].removeprefix("storage alarm").strip() if lines else ""
+
+
+def test_monitor_shows_the_storage_alarm_once_both_its_measures_are_there() -> None:
+    assert alarm_line() == alarm_line(used=0.99) == alarm_line(wait_s=1.0) == ""
+    assert alarm_line(used=0.5, wait_s=1e-5) == "none"
+    assert alarm_line(used=0.99, wait_s=1e-5).startswith("near")
+    assert alarm_line(used=0.5, wait_s=1e-3).startswith("near")
+    assert alarm_line(used=0.99, wait_s=1e-3).startswith("RINGS")

@@ -10,7 +10,7 @@ from h3kv.memory.copies import SLOT_TO_READER, CopyMeter
 from h3kv.memory.leases import LeasedRoom, LeaseTable
 from h3kv.memory.region import Region
 from h3kv.memory.region_format import RegionGeometry
-from h3kv.memory.views import SlotViews
+from h3kv.testing.slot_views import SlotViews
 
 LAYOUT = SlabLayout(PageLayout(dtype=DType.BF16, head_dim=64, encoding=Encoding.K8V4), kv_heads=2)
 

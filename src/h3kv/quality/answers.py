@@ -81,10 +81,11 @@ def ask_all(
                 answers.add(task.kind, variant.name, _ask(banks[variant.encoding], variant, task.context, question))
             seen = (*task.context[:SINK_TOKENS], *task.context[-window_tokens:])
             answers.add(task.kind, DROPPED, _ask(banks[REFERENCE.encoding], REFERENCE, seen, question))
+        # Contexts begin alike. A prefix over parts of earlier ones would be read exactly where it is used in part.
+        for bank in banks.values():
+            bank.forget()
         if number == len(tasks) or tasks[number].kind is not task.kind:
             progress(_tell(answers, task.kind))
-    for bank in banks.values():
-        bank.forget()
     return answers
 
 

@@ -170,6 +170,8 @@ def measure(
     )
     with open_banks(model, every, LaneCaps(sizes.window_tokens, sizes.chunk_tokens, sizes.window.tokens)) as banks:
         scores = score_windows(banks, variants, windows, sizes=sizes.window, progress=progress)
+        for variant in variants:
+            progress(_tell(variant, summarise(scores.blocks[variant.name])))
         recall = {encoding: dict(bank.node.pool.recall_sample.means) for encoding, bank in banks.items()}
     caps = LaneCaps(sizes.task_window_tokens, sizes.chunk_tokens, sizes.tasks.tokens)
     with open_banks(model, every, caps) as banks:
@@ -180,6 +182,13 @@ def measure(
         documents=len(frozenset().union(*(window.documents for window in windows))),
         answers=answers,
         recall=recall,
+    )
+
+
+def _tell(variant: Variant, fidelity: Fidelity) -> str:
+    return (
+        f"{variant.name}: perplexity {fidelity.perplexity_change:+.3%} ± {fidelity.perplexity_se:.3%}, "
+        f"mean KL {fidelity.mean_kl:.2e}, top-1 {fidelity.top1:.4f}"
     )
 
 

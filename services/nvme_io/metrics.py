@@ -47,6 +47,7 @@ class Observer:
             telemetry.count(names.IO_ERRORS, 0, tier=tier, kind=kind)
         for name in (
             names.CORRUPT_SLABS,
+            names.STORE_AREAS_TAKEN,
             names.WRITTEN_BYTES,
             names.READ_BYTES,
             names.WRITE_BUDGET_REFUSALS,

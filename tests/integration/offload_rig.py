@@ -42,7 +42,12 @@ class HelperProcess:
     def __init__(self, folder: Path, name: str, *, threads: int = 1, spin_us: int = 50) -> None:
         command = [sys.executable, str(PROGRAM), str(folder / "regions"), str(folder / "crew"), name]
         self.process = subprocess.Popen(
-            [*command, str(threads), str(spin_us * 1000)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, str(threads), str(spin_us * 1000)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Services are no package that is installed: they are found from the root of the checkout.
+            env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
         )
 
     def status(self) -> dict[str, Any]:

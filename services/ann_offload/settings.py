@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from h3kv.attention.work_area import HELPERS_MAX
-from h3kv.core.units import parse_duration
 from h3kv.memory.mailbox import SPIN_NS
-from h3kv.rpc.addresses import parse_address
-from h3kv.rpc.server import ServerConfig
-from h3kv.service_settings import DELIMITER, AddressText, ServingSettings
+from h3kv.service_settings import RUN_FOLDER, AddressText, Duration, ServingSettings, socket_address
 from services.ann_offload.worker import WorkerConfig
-
-_RUN: Final = "/run/h3"
-
-
-def _duration(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-Duration = Annotated[int, BeforeValidator(_duration)]
-"""Nanoseconds, written with a unit: `50us`."""
 
 
 class Settings(ServingSettings):
     """All of them."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="H3_ANN_OFFLOAD_",
-        env_nested_delimiter=DELIMITER,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="H3_ANN_OFFLOAD_")
 
     instance: str = "ann_offload"
-    address: AddressText = parse_address(f"unix://{_RUN}/ann_offload.sock", field="address")
+    address: AddressText = socket_address("ann_offload")
     """Where it serves: a unix socket, or a port, which needs credentials. Each of several workers has its own."""
-    regions: Path = Path(f"{_RUN}/regions.sock")
+    regions: Path = RUN_FOLDER / "regions.sock"
     """Socket of the owner of the regions, `nvme_io`."""
-    crew: Path = Path(f"{_RUN}/crew.sock")
+    crew: Path = RUN_FOLDER / "crew.sock"
     """Socket on which `gpu_worker` takes helpers."""
     controller: AddressText | None = None
     """Of `migration_controller`, for reports. Nothing: it does not report."""
@@ -58,7 +39,3 @@ class Settings(ServingSettings):
     def worker(self) -> WorkerConfig:
         """Where it finds its work."""
         return WorkerConfig(self.regions, self.crew, threads=self.threads, spin_ns=self.spin, name=self.instance)
-
-    def server(self) -> ServerConfig:
-        """Where and how it serves. Raises ConfigError."""
-        return ServerConfig(self.address, credentials=self.credentials.read(), socket_group=self.socket_group)

@@ -24,12 +24,10 @@ from h3kv.core.units import NS_PER_S
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.rpc.async_client import AsyncPeerChannel
 from h3kv.rpc.unix_socket import SocketClaim
-from h3kv.service_process import StopSignal
-from h3kv.service_settings import describe_settings, read_settings
+from h3kv.service_process import open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
-from h3kv.telemetry.metrics_server import DEFAULT_PORTS
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gateway.answers import Answerer
 from services.gateway.metrics import RequestMeter, call_of
@@ -57,17 +55,12 @@ def serve() -> None:
     Raises:
         H3Error: it cannot start; the message says what to do.
     """
-    settings = read_settings(Settings)
-    stop = StopSignal()
-    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.GATEWAY])
-    with ProcessTelemetry(Service.GATEWAY, config, instance=settings.instance) as telemetry:
-        _log.info("settings: %s", describe_settings(settings))
+    with open_process(Service.GATEWAY, Settings) as process, contextlib.ExitStack() as stack:
+        settings, telemetry = process.settings, process.telemetry
         log_event(_log, "metrics", {spans.PEER: settings.instance, spans.ADDRESS: telemetry.server.url})
-        with contextlib.ExitStack() as stack:
-            listener = open_listener(settings.http, stack)
-            stop.check()
-            asyncio.run(_serve(settings, telemetry, listener))
-        log_event(_log, "stopped", {spans.PEER: settings.instance})
+        listener = open_listener(settings.http, stack)
+        process.stop.check()
+        asyncio.run(_serve(settings, telemetry, listener))
 
 
 def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:

@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from h3kv.config import Count, PathOrNone, Section, Size
 from h3kv.core.units import NS_PER_S
-from h3kv.service_settings import DELIMITER, AddressText, CredentialSettings, InstanceName, ProcessSettings
+from h3kv.service_settings import AddressText, CredentialSettings, InstanceName, ProcessSettings
 
 
 class HttpSettings(Section):
@@ -32,13 +32,7 @@ class HttpSettings(Section):
 class Settings(ProcessSettings):
     """All of them."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="H3_GATEWAY_",
-        env_nested_delimiter=DELIMITER,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="H3_GATEWAY_")
 
     instance: InstanceName = "gateway"
     http: HttpSettings = HttpSettings()

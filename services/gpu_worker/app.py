@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from dataclasses import replace
 from typing import Final
 
 from h3kv.api.common.v1 import types_pb2
@@ -21,13 +22,11 @@ from h3kv.engine.clock import MonotonicClock
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
-from h3kv.rpc.server import RpcServer, ServerConfig
-from h3kv.service_process import StopSignal
-from h3kv.service_settings import describe_settings, read_settings
+from h3kv.rpc.server import RpcServer
+from h3kv.service_process import StopSignal, open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
-from h3kv.telemetry.metrics_server import DEFAULT_PORTS
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gpu_worker.loop import EngineLoop
 from services.gpu_worker.messages import PromptReader
@@ -52,30 +51,18 @@ def serve() -> None:
         H3Error: it cannot start; the message says what to do.
         BaseException: what broke the engine.
     """
-    settings = read_settings(Settings)
-    stop = StopSignal()
-    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.GPU_WORKER])
-    with ProcessTelemetry(Service.GPU_WORKER, config, instance=settings.instance) as telemetry:
-        _log.info("settings: %s", describe_settings(settings))
+    with open_process(Service.GPU_WORKER, Settings) as process, contextlib.ExitStack() as stack:
+        settings, telemetry = process.settings, process.telemetry
         log_event(_log, "metrics", {spans.PEER: settings.instance, spans.ADDRESS: telemetry.server.url})
         prepare(telemetry.metrics)
-        with contextlib.ExitStack() as stack:
-            _run(settings, stop, telemetry, stack)
-        log_event(_log, "stopped", {spans.PEER: settings.instance})
-    if stop.failure is not None:
-        raise stop.failure
+        _run(settings, process.stop, telemetry, stack)
+    if process.stop.failure is not None:
+        raise process.stop.failure
 
 
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
-    server = RpcServer(
-        ServerConfig(
-            settings.address,
-            credentials=settings.credentials.read(),
-            socket_group=settings.socket_group,
-            threads=settings.requests_max + CALLS_BESIDE_ANSWERS,
-            calls_max=settings.requests_max + 2 * CALLS_BESIDE_ANSWERS,
-        )
-    )
+    threads = settings.requests_max + CALLS_BESIDE_ANSWERS
+    server = RpcServer(replace(settings.server(), threads=threads, calls_max=threads + CALLS_BESIDE_ANSWERS))
     recorder, clock = WorkerRecorder(telemetry.metrics), MonotonicClock()
     model = load(settings.node, on_progress=lambda *_: stop.check()).model
     stop.check()

@@ -21,19 +21,13 @@ from h3kv.config import (
 )
 from h3kv.core.errors import ConfigError
 from h3kv.rpc.addresses import UnixAddress
-from h3kv.service_settings import DELIMITER, AddressText, InstanceName, ServingSettings
+from h3kv.service_settings import AddressText, InstanceName, ServingSettings
 
 
 class Settings(ServingSettings):
     """All of them. The sections of the node are those of `h3_config.yaml`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="H3_GPU_WORKER_",
-        env_nested_delimiter=DELIMITER,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="H3_GPU_WORKER_")
 
     instance: InstanceName = "gpu_worker"
     model_name: str | None = Field(default=None, min_length=1, max_length=200)

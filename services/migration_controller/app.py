@@ -20,12 +20,10 @@ from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
 from h3kv.rpc.reports import ProcessName
 from h3kv.rpc.server import RpcServer
-from h3kv.service_process import StopSignal
-from h3kv.service_settings import describe_settings, read_settings
+from h3kv.service_process import open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
-from h3kv.telemetry.metrics_server import DEFAULT_PORTS
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.migration_controller.decisions import DecisionLog
 from services.migration_controller.directory_keeper import DirectoryKeeper
@@ -52,17 +50,12 @@ def serve() -> None:
     Raises:
         H3Error: it cannot start; the message says what to do.
     """
-    settings = read_settings(Settings)
-    stop = StopSignal()
-    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.MIGRATION_CONTROLLER])
-    with ProcessTelemetry(Service.MIGRATION_CONTROLLER, config, instance=settings.instance) as telemetry:
-        _log.info("settings: %s", describe_settings(settings))
-        with contextlib.ExitStack() as stack:
-            server = start(settings, telemetry, stack)
-            log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
-            stop.wait()
-            server.announce(is_serving=False)
-        log_event(_log, "stopped", {spans.PEER: settings.instance})
+    with open_process(Service.MIGRATION_CONTROLLER, Settings) as process, contextlib.ExitStack() as stack:
+        server = start(process.settings, process.telemetry, stack)
+        served = {spans.PEER: process.settings.instance, spans.ADDRESS: str(server.address)}
+        log_event(_log, "serving", served)
+        process.stop.wait()
+        server.announce(is_serving=False)
 
 
 def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> RpcServer:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import socket
-from typing import Annotated, Final
+from dataclasses import replace
+from typing import Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from h3kv.config import Count, Section, Size
-from h3kv.core.units import NS_PER_S, parse_duration
+from h3kv.core.units import NS_PER_S
 from h3kv.directory.factory import MEMORY
 from h3kv.policy.migration_config import DEVICE_HOST, HOST_NVME, MigrationConfig
-from h3kv.rpc.addresses import parse_address
 from h3kv.rpc.server import ServerConfig
-from h3kv.service_settings import DELIMITER, AddressText, ServingSettings
+from h3kv.service_settings import AddressText, Duration, ServingSettings, socket_address
 
 STREAMS_MAX: Final = 64
 """Processes of a node that report, with a few calls besides: each stream takes a thread."""
 
 
-def _duration(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-Duration = Annotated[int, BeforeValidator(_duration)]
-"""Nanoseconds, written with a unit: `10s`."""
-
 _RULES: Final = MigrationConfig()
-_RUN: Final = "/run/h3"
 
 
 class RuleSettings(Section):
@@ -81,20 +73,14 @@ class RuleSettings(Section):
 class Settings(ServingSettings):
     """All of them."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="H3_MIGRATION_CONTROLLER_",
-        env_nested_delimiter=DELIMITER,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="H3_MIGRATION_CONTROLLER_")
 
     instance: str = "migration_controller"
-    address: AddressText = parse_address(f"unix://{_RUN}/migration_controller.sock", field="address")
+    address: AddressText = socket_address("migration_controller")
     """Where it serves: a unix socket, or a port, which needs credentials."""
-    nvme_io: AddressText = parse_address(f"unix://{_RUN}/nvme_io.sock", field="nvme_io")
+    nvme_io: AddressText = socket_address("nvme_io")
     """Who carries out moves between HOST and NVME."""
-    gpu_worker: AddressText = parse_address(f"unix://{_RUN}/gpu_worker.sock", field="gpu_worker")
+    gpu_worker: AddressText = socket_address("gpu_worker")
     """Who carries out moves between DEVICE and HOST."""
     directory: str = MEMORY
     """`memory`, or the URL of a Redis or Valkey server."""
@@ -109,11 +95,5 @@ class Settings(ServingSettings):
     rules: RuleSettings = RuleSettings()
 
     def server(self) -> ServerConfig:
-        """Where and how it serves. Raises ConfigError."""
-        return ServerConfig(
-            self.address,
-            credentials=self.credentials.read(),
-            socket_group=self.socket_group,
-            threads=STREAMS_MAX,
-            calls_max=2 * STREAMS_MAX,
-        )
+        """See `ServingSettings.server`."""
+        return replace(super().server(), threads=STREAMS_MAX, calls_max=2 * STREAMS_MAX)

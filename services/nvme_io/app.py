@@ -21,12 +21,10 @@ from h3kv.rpc.convert import BOOT_TOKEN_BYTES
 from h3kv.rpc.reports import HostAccess, ProcessName, Report, TierRoom
 from h3kv.rpc.server import RpcServer
 from h3kv.rpc.telemetry_reporter import TelemetryReporter
-from h3kv.service_process import StopSignal
-from h3kv.service_settings import describe_settings, read_settings
+from h3kv.service_process import StopSignal, open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
-from h3kv.telemetry.metrics_server import DEFAULT_PORTS
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.nvme_io.metrics import Observer, tier_statistics
 from services.nvme_io.node_loop import NodeLoop, StorePlace
@@ -47,14 +45,8 @@ def serve() -> None:
     Raises:
         H3Error: it cannot start; the message says what to do.
     """
-    settings = read_settings(Settings)
-    stop = StopSignal()
-    config = settings.telemetry(default_port=DEFAULT_PORTS[Service.NVME_IO])
-    with ProcessTelemetry(Service.NVME_IO, config, instance=settings.instance) as telemetry:
-        _log.info("settings: %s", describe_settings(settings))
-        with contextlib.ExitStack() as stack:
-            _run(settings, stop, telemetry, stack)
-        log_event(_log, "stopped", {spans.PEER: settings.instance})
+    with open_process(Service.NVME_IO, Settings) as process, contextlib.ExitStack() as stack:
+        _run(process.settings, process.stop, process.telemetry, stack)
 
 
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:

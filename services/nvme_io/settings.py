@@ -10,28 +10,20 @@ from pydantic_settings import SettingsConfigDict
 
 from h3kv.config import Count, PathOrNone, Size, SizeOrNone
 from h3kv.core.errors import ConfigError
-from h3kv.rpc.addresses import UnixAddress, parse_address
-from h3kv.rpc.server import ServerConfig
-from h3kv.service_settings import DELIMITER, AddressText, ServingSettings
+from h3kv.rpc.addresses import UnixAddress
+from h3kv.service_settings import AddressText, ServingSettings, socket_address
 from h3kv.tiers.cold.config import ColdStoreConfig
 
 REGIONS_SOCKET: Final = "regions.sock"
-_RUN: Final = "/run/h3"
 
 
 class Settings(ServingSettings):
     """All of them."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="H3_NVME_IO_",
-        env_nested_delimiter=DELIMITER,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="H3_NVME_IO_")
 
     instance: str = "nvme_io"
-    address: AddressText = parse_address(f"unix://{_RUN}/nvme_io.sock", field="address")
+    address: AddressText = socket_address("nvme_io")
     """Where it serves: a unix socket, or a port, which needs credentials."""
     regions_socket: PathOrNone = None
     """Where it passes its regions. Nothing: `regions.sock` beside the unix socket that it serves."""
@@ -69,10 +61,6 @@ class Settings(ServingSettings):
             f"address = {self.address}: with a port, regions_socket must name where regions are passed on",
             field="regions_socket",
         )
-
-    def server(self) -> ServerConfig:
-        """Where and how it serves. Raises ConfigError."""
-        return ServerConfig(self.address, credentials=self.credentials.read(), socket_group=self.socket_group)
 
     def cold_store(self) -> ColdStoreConfig:
         """Size and limits of the cold store."""

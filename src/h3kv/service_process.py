@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, Generic, NoReturn
 
 from h3kv.config import debug_wanted
 from h3kv.core.errors import ConfigError, H3Error, ModelError, Retry, StoreError
+from h3kv.service_settings import SettingsT, describe_settings, read_settings
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metric import Service
+from h3kv.telemetry.metrics_server import DEFAULT_PORTS
+from h3kv.telemetry.process_telemetry import ProcessTelemetry
 
 FAILED: Final = 1
 """Starting it again may help."""
 REFUSED: Final = 2
 """It will not: a setting, the model or the store must be mended."""
+
+_log = logging.getLogger(__name__)
 
 
 class Stopped(BaseException):
@@ -61,6 +72,32 @@ class StopSignal:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
         self._came.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Process(Generic[SettingsT]):
+    """What every process of the node has from its begin to its end."""
+
+    settings: SettingsT
+    stop: StopSignal
+    telemetry: ProcessTelemetry
+
+
+@contextlib.contextmanager
+def open_process(service: Service, kind: type[SettingsT]) -> Iterator[Process[SettingsT]]:
+    """Settings, signals and telemetry of a process; says what it runs with, and at the end that it stopped.
+
+    Raises:
+        ConfigError: a setting is unknown or against its rule.
+        AddressInUseError: the page of metrics cannot be served there.
+    """
+    settings = read_settings(kind)
+    stop = StopSignal()
+    config = settings.telemetry(default_port=DEFAULT_PORTS[service])
+    with ProcessTelemetry(service, config, instance=settings.instance) as telemetry:
+        _log.info("settings: %s", describe_settings(settings))
+        yield Process(settings, stop, telemetry)
+        log_event(_log, "stopped", {spans.PEER: settings.instance})
 
 
 def run_process(serve: Callable[[], None]) -> NoReturn:

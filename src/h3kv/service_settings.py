@@ -11,16 +11,17 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
-from pydantic_settings import BaseSettings, SettingsError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from h3kv.config import Count, PathOrNone, Section
 from h3kv.core.errors import ConfigError
-from h3kv.core.units import NS_PER_S
+from h3kv.core.units import NS_PER_S, parse_duration
 from h3kv.rpc.addresses import TcpAddress, UnixAddress, parse_address
 from h3kv.rpc.credentials import Credentials, TlsFiles, read_token
+from h3kv.rpc.server import ServerConfig
 from h3kv.telemetry.event_log import LogFormat
 from h3kv.telemetry.metrics_server import MetricsAddress
 from h3kv.telemetry.process_telemetry import TelemetryConfig
@@ -28,7 +29,19 @@ from h3kv.telemetry.tracing import TracingConfig
 
 SettingsT = TypeVar("SettingsT", bound="ProcessSettings")
 
-DELIMITER = "__"
+DELIMITER: Final = "__"
+
+RUN_FOLDER: Final = Path("/run/h3")
+"""Where the sockets of a node lie unless its settings say otherwise."""
+
+
+def socket_address(name: str) -> UnixAddress | TcpAddress:
+    """Where a process of this name serves by default."""
+    return parse_address(f"unix://{RUN_FOLDER}/{name}.sock", field="address")
+
+
+def _duration(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
 
 
 def _address(value: object) -> object:
@@ -45,6 +58,9 @@ def _instance(value: str) -> str:
         raise ValueError("a name of letters, digits, '-', '_' and '.'")
     return value
 
+
+Duration = Annotated[int, BeforeValidator(_duration)]
+"""Nanoseconds, written with a unit: `10s`, `50us`."""
 
 AddressText = Annotated[UnixAddress | TcpAddress, BeforeValidator(_address), PlainSerializer(str, return_type=str)]
 """`unix:///run/h3/gpu_worker.sock`, or a port of a host such as `127.0.0.1:7402`."""
@@ -118,6 +134,10 @@ class CredentialSettings(Section):
 class ProcessSettings(BaseSettings):
     """Base of the settings of a process. A subclass sets `env_prefix` and defaults."""
 
+    model_config = SettingsConfigDict(
+        env_nested_delimiter=DELIMITER, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
     instance: InstanceName
     """Name of this process among those of its kind, in logs and traces."""
     metrics: MetricsSettings = MetricsSettings()
@@ -158,6 +178,10 @@ class ServingSettings(ProcessSettings):
     def drain_ns(self) -> int:
         """That time."""
         return round(self.drain_seconds * NS_PER_S)
+
+    def server(self) -> ServerConfig:
+        """Where and how it serves. Raises ConfigError."""
+        return ServerConfig(self.address, credentials=self.credentials.read(), socket_group=self.socket_group)
 
 
 def read_settings(kind: type[SettingsT]) -> SettingsT:

@@ -15,14 +15,10 @@ from numpy.typing import NDArray
 from h3kv import _native
 from h3kv.core.layout import SlabLayout
 from h3kv.core.limits import DIRECT_IO_BYTES, SEGMENT_BLOCKS_MAX
+from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 
 KEY_DTYPE: Final = np.dtype([("segment", "<u8"), ("unit", "<u4"), ("layer", "<u2"), ("reserved", "<u2")])
 """Names one unit, the same 16 bytes as `h3::PageKey`. `unit` counts from the slab's start."""
-
-READ_DTYPE: Final = np.dtype(
-    [("tag", "<u8"), ("target", "<u8"), ("slab", "<u4"), ("offset", "<u4"), ("size", "<u4"), ("is_ahead", "<u4")]
-)
-"""One read, as `PersistentStore.read_units` draws it and `h3::PageRead` has it."""
 
 LOADING: Final = 1
 READY: Final = 2
@@ -33,7 +29,6 @@ SLOTS_MAX: Final = 1 << 24
 """As `kPageSlotsMax`."""
 
 assert KEY_DTYPE.itemsize == 16
-assert READ_DTYPE.itemsize == 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class Reads:
     """What has to be read into slots. Valid until the next call of the table."""
 
     reads_R: NDArray[np.void]
-    """READ_DTYPE; `slab` is still to be filled in."""
+    """UNIT_READ_DTYPE, as `h3::PageRead` has it; `slab` is still to be filled in."""
     segments_R: NDArray[np.uint64]
 
     def __len__(self) -> int:
@@ -262,7 +257,7 @@ class PageSlots:
     def _make_room(self, reads: int) -> None:
         if self._room < reads:
             self._room = 2 * reads
-            self._reads_R = np.zeros(self._room, dtype=READ_DTYPE)
+            self._reads_R = np.zeros(self._room, dtype=UNIT_READ_DTYPE)
             self._segments_R = np.zeros(self._room, dtype=np.uint64)
             self._reads_addresses = (self._reads_R.ctypes.data, self._segments_R.ctypes.data)
 

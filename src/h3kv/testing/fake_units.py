@@ -11,7 +11,7 @@ import numpy as np
 from h3kv.core.errors import StaleHandleError
 from h3kv.core.ports import EndedReads, FailedRead
 from h3kv.core.types import SlotHandle
-from h3kv.engine.page_slots import READ_DTYPE
+from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class FakeUnits:
             if handle not in self.contents:
                 raise StaleHandleError(f"slot {handle.slot} was released: look the slab up again")
             assert handle not in self.wrapped, "a wrapped slab is read whole"
-        for row in np.frombuffer(reads, dtype=READ_DTYPE).tolist():
+        for row in np.frombuffer(reads, dtype=UNIT_READ_DTYPE).tolist():
             tag, target, slab, offset, size, is_ahead = row
             assert offset >= 0 and offset + size <= len(self.contents[slabs[slab]])
             read = StartedRead(slabs[slab], tag, target, offset, size, bool(is_ahead))

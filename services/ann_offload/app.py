@@ -10,10 +10,9 @@ import contextlib
 import logging
 import secrets
 
-from h3kv import _native
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2 as pb
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2_grpc as pb_grpc
-from h3kv.core.errors import ConfigError
+from h3kv.instruction_set import select_isa
 from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
 from h3kv.rpc.reports import ProcessName
@@ -52,7 +51,7 @@ def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.Exi
     Raises:
         ConfigError, AddressInUseError: it cannot serve there, or this processor lacks the instruction set.
     """
-    select_isa(settings.isa)
+    select_isa(settings.isa, setting="H3_ANN_OFFLOAD_ISA", field="isa")
     identity = ProcessName(settings.instance, secrets.token_bytes(BOOT_TOKEN_BYTES))
     server = RpcServer(settings.server())
     worker = OffloadWorker(settings.worker(), boot_token=identity.boot_token, tracer=telemetry.tracer)
@@ -71,13 +70,3 @@ def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.Exi
     stack.callback(server.stop, grace_ns=0)
     server.announce(is_serving=True)
     return server
-
-
-def select_isa(wanted: str) -> None:
-    """Use an instruction set from now on. Raises ConfigError where the processor lacks it."""
-    if wanted == "auto":
-        return
-    if wanted not in _native.isa_list():
-        rule = f"this processor has {', '.join(_native.isa_list())}; choose one of them, or auto"
-        raise ConfigError(f"H3_ANN_OFFLOAD_ISA = {wanted!r}: {rule}", field="isa")
-    _native.isa_select(wanted)

@@ -9,7 +9,6 @@ from typing import Final
 
 import torch
 
-from h3kv import _native
 from h3kv.attention.native import DTYPES
 from h3kv.config import ModelSettings, RuntimeSettings, Settings
 from h3kv.core.errors import ConfigError
@@ -19,6 +18,7 @@ from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.tiers import TierStores, open_cold_volume
+from h3kv.instruction_set import select_isa
 from h3kv.machine import detect
 from h3kv.models.config import ModelConfig
 from h3kv.models.gguf_file import GgufFile
@@ -97,12 +97,7 @@ def apply_runtime(settings: RuntimeSettings) -> tuple[int, str]:
     """
     threads = detect().cores if settings.threads == "auto" else settings.threads
     torch.set_num_threads(threads)
-    if settings.isa != "auto":
-        if settings.isa not in _native.isa_list():
-            rule = f"this processor has {', '.join(_native.isa_list())}; choose one of them, or auto"
-            raise ConfigError(f"runtime.isa = {settings.isa!r}: {rule}", field="runtime.isa")
-        _native.isa_select(settings.isa)
-    return threads, _native.isa_current()
+    return threads, select_isa(settings.isa, setting="runtime.isa", field="runtime.isa")
 
 
 def choose_context(settings: ModelSettings, path: Path) -> Context:

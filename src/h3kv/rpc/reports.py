@@ -13,7 +13,7 @@ from h3kv.core.errors import RequestError
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import BlockKey, SegmentId, Tier
 from h3kv.rpc.command_messages import MoveOutcome, outcome_message, read_move_outcome
-from h3kv.rpc.convert import read_boot_token, read_key, read_name, read_tier, tier_message
+from h3kv.rpc.convert import read_boot_token, read_key, read_name, read_statistics, read_tier, tier_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +231,15 @@ def read_report(message: pb.ReportTelemetryRequest) -> NumberedReport:
 
 
 def _read_room(message: statistics_pb2.TierStatistics, *, field: str) -> TierRoom:
-    if message.used_bytes > message.capacity_bytes:
-        raise RequestError(f"{field}: {message.used_bytes} bytes are used of {message.capacity_bytes}")
+    statistics = read_statistics(message, field=field)
     return TierRoom(
-        tier=read_tier(message.tier, field=f"{field}.tier"),
-        capacity_bytes=message.capacity_bytes,
-        used_bytes=message.used_bytes,
+        tier=statistics.tier,
+        capacity_bytes=statistics.capacity_bytes,
+        used_bytes=statistics.used_bytes,
         pinned_bytes=message.pinned_bytes,
-        slabs_visible=message.slabs_visible,
-        moves_total=message.moves_total,
-        bytes_moved_total=message.bytes_moved_total,
+        slabs_visible=statistics.slabs_visible,
+        moves_total=statistics.moves_total,
+        bytes_moved_total=statistics.bytes_moved_total,
     )
 
 

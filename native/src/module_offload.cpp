@@ -1,4 +1,4 @@
-// Python face of attention over processes. attention/offload.py has the typed wrappers.
+// Python face of attention and scans over processes. attention/offload.py has the typed wrappers.
 #include "module_offload.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -48,12 +48,21 @@ class AttendCaller {
     caller_.attend(args, context);
   }
 
-  std::vector<std::uint64_t> counts() const {
-    const h3::OffloadCounts c = caller_.counts();
-    return {c.attentions, c.shared, c.units, c.units_helped, c.units_revoked, c.units_refused, c.without_room};
+  std::vector<std::uint64_t> counts() const { return listed(caller_.counts()); }
+  std::vector<std::uint64_t> scan_counts() const { return listed(caller_.scan_counts()); }
+
+  h3::OffloadScanner scanner(const nb::bytes& trace) {
+    char context[h3::kTraceBytes] = {};
+    std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
+    return {caller_, context};
   }
 
   h3::OffloadCaller caller_;
+
+ private:
+  static std::vector<std::uint64_t> listed(const h3::OffloadCounts& c) {
+    return {c.asked, c.shared, c.units, c.units_helped, c.units_revoked, c.units_refused, c.without_room};
+  }
 };
 
 class AttendHelper {
@@ -80,6 +89,8 @@ class AttendHelper {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
   }
+
+  std::uint64_t scans() const { return helper_.counts().scans; }
 
   std::vector<std::uint64_t> counts() const {
     const h3::HelperCounts c = helper_.counts();
@@ -110,6 +121,7 @@ void bind_offload(nb::module_& m) {
       .def_prop_ro("jobs", &JobBoard::jobs)
       .def_prop_ro("job_bytes", &JobBoard::job_bytes)
       .def("next_helper", &JobBoard::next_helper);
+  nb::class_<h3::OffloadScanner>(m, "OffloadScanner");
   nb::class_<AttendCaller>(m, "OffloadCaller")
       .def(nb::init<const JobBoard&, const Mailbox&, MemberTuple, RangeTuple>())
       .def("attend", &AttendCaller::attend)
@@ -117,11 +129,14 @@ void bind_offload(nb::module_& m) {
       .def("bury", [](AttendCaller& caller, std::uint32_t helper) { caller.caller_.bury(helper); }, Released())
       .def("bury_earlier", [](AttendCaller& caller) { caller.caller_.bury_earlier(); }, Released())
       .def("counts", &AttendCaller::counts, Released())
+      .def("scan_counts", &AttendCaller::scan_counts, Released())
+      .def("scanner", &AttendCaller::scanner, nb::keep_alive<0, 1>())
       .def("helpers", [](const AttendCaller& caller) { return caller.caller_.helpers(); }, Released())
       .def("quarantined", [](AttendCaller& caller) { return caller.caller_.quarantined(); }, Released());
   nb::class_<AttendHelper>(m, "OffloadHelper")
       .def(nb::init<const JobBoard&, const Mailbox&, MemberTuple, std::uint32_t, const std::vector<RangeTuple>&,
                     std::uint64_t>())
       .def("serve", &AttendHelper::serve)
-      .def("counts", &AttendHelper::counts, Released());
+      .def("counts", &AttendHelper::counts, Released())
+      .def("scans", &AttendHelper::scans);
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "h3/offload.hpp"
 #include "h3/retrieve.hpp"
 #include "h3/seal.hpp"
 
@@ -32,11 +33,11 @@ void seal(Address slabs, int slab_count, int kv_heads, int head_dim, bool split_
 struct Retrieval {
   Retrieval(Address q, Address segments, Address lse, Address totals, int kv_heads, int head_dim, bool split_keys,
             std::int64_t page_bytes, int q_dtype, int page_dtype, int tokens, int heads, int segment_count, float scale,
-            int threads)
+            int threads, h3::OffloadScanner* scanner)
       : args{at(q), at<h3::Indexed>(segments), at<float>(lse), at<float>(totals),
              {kv_heads, head_dim, split_keys, page_bytes},
              static_cast<h3::DType>(q_dtype), static_cast<h3::DType>(page_dtype), tokens, heads, segment_count, scale,
-             threads} {}
+             threads, scanner} {}
 
   void select(Address exact_lse, Address chosen, int budget, int shortlist, Address runners, int runner_count) const {
     h3::select({args, at<float>(exact_lse), at<std::int32_t>(chosen), budget, shortlist, at<std::int32_t>(runners),
@@ -75,8 +76,12 @@ void bind_retrieve(nb::module_& m) {
   m.attr("SEGMENT_CLUSTERS") = h3::kSegmentClusters;
   m.def("seal", &seal, Released());
   nb::class_<Retrieval>(m, "Retrieval")
-      .def(nb::init<Address, Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float,
-                    int>())
+      .def(nb::init<Address, Address, Address, Address, int, int, bool, std::int64_t, int, int, int, int, int, float, int,
+                    h3::OffloadScanner*>(),
+           nb::arg("q"), nb::arg("segments"), nb::arg("lse"), nb::arg("totals"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("split_keys"), nb::arg("page_bytes"), nb::arg("q_dtype"), nb::arg("page_dtype"), nb::arg("tokens"),
+           nb::arg("heads"), nb::arg("segment_count"), nb::arg("scale"), nb::arg("threads"),
+           nb::arg("scanner") = nb::none(), nb::keep_alive<1, 17>())
       .def("select", &Retrieval::select, Released())
       .def("attend_chosen", &Retrieval::attend_chosen, nb::arg("chosen"), nb::arg("addresses"), nb::arg("out"),
            nb::arg("out_lse"), nb::arg("read_lse"), nb::arg("budget"), nb::arg("estimate"), nb::arg("exact_out") = 0,

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "offload_job.hpp"
@@ -30,6 +32,18 @@ BoardHeader* header_in(void* memory, std::size_t size_bytes) {
 }
 
 }  // namespace
+
+MappedRanges::MappedRanges(std::vector<MappedRange> ranges) : ranges_(std::move(ranges)) {
+  std::sort(ranges_.begin(), ranges_.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+}
+
+bool MappedRanges::holds(std::uint64_t address, std::uint64_t size) const {
+  const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                      [](std::uint64_t at, const MappedRange& range) { return at < range.begin; });
+  if (after == ranges_.begin()) return false;
+  const MappedRange& range = *std::prev(after);
+  return address < range.end && size <= range.end - address;
+}
 
 std::size_t JobBoard::size_bytes(std::uint32_t jobs, std::size_t job_bytes) {
   const bool is_valid = jobs > 0 && jobs <= kJobsMax && job_bytes >= sizeof(Job) && job_bytes <= kJobBytesMax &&

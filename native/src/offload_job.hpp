@@ -1,11 +1,10 @@
-// What lies in a job, and in the record that asks for help with it.
+// What lies in a job of any kind, and in the record that asks for help with it.
 //
-//   0       64         192      units           words        rows                pages      positions   sums      end
-//   +-------+----------+--------+---------------+------------+-------------------+----------+-----------+---------+
-//   | claim | fields   | unit   | word of each  | query rows | page entries      | of pages | of each   |
-//   |       |          | table  | unit          |            | of all units      | in the   | unit      |
-//   |       |          |        |               |            |                   | lead     |           |
-//   +-------+----------+--------+---------------+------------+-------------------+----------+-----------+---------+
+//   0       64         192             what the kind lays out                                    end
+//   +-------+----------+---------------+---------------------------------+----------------------+
+//   | claim | fields   | word of each  | what units are computed from    | results of units     |
+//   |       |          | unit          |                                 |                      |
+//   +-------+----------+---------------+---------------------------------+----------------------+
 //
 //   claim   sequence (40 bits) | next unit that nobody took (24)
 //   word    sequence (40 bits) | helper (20) | state (4)
@@ -15,24 +14,27 @@
 // caller can take away, says whether the unit is its own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <span>
 
-#include "attend_plan.hpp"
 #include "h3/mailbox.hpp"
 #include "h3/offload.hpp"
 #include "mailbox_wait.hpp"
 
 namespace h3::offload {
 
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::uint64_t kSequenceMask = (std::uint64_t{1} << 40) - 1;
 constexpr std::uint64_t kClosed = (1u << 24) - 1;  // in place of a next unit
 constexpr std::uint32_t kUnitsMax = 1u << 16;
-constexpr std::uint32_t kPagesMax = 1u << 20;
 constexpr std::uint32_t kHeadsMax = 1u << 10;
+
+enum class Kind : std::uint32_t { kAttend = 1, kScan = 2 };
 
 enum class UnitState : std::uint32_t { kNone, kFree, kClaimed, kDone, kRefused, kRevoked, kReleased };
 
@@ -44,113 +46,108 @@ constexpr std::uint32_t helper_of(std::uint64_t word) { return word >> 4 & (kHel
 constexpr std::uint64_t sequence_of(std::uint64_t word) { return word >> 24; }
 constexpr std::uint64_t next_of(std::uint64_t claim) { return claim & kClosed; }
 
-// What a helper must know to compute. Every field is one word, so that a copy has no torn one.
-struct Fields {
+// What the fields of every kind begin with. Every field is one word, so that a copy has no torn one.
+struct JobHead {
+  Kind kind;
   std::uint32_t isa;
-  std::uint32_t q_dtype, page_dtype, encoding;
-  std::uint32_t tokens, heads, kv_heads, head_dim;
-  std::int32_t position;
-  float scale;
   std::uint32_t units;
-  std::uint32_t pages;      // entries, of all units
-  std::uint32_t positions;  // entries of which have positions in the job
-};
-constexpr std::size_t kFieldWords = sizeof(Fields) / 4;
 
-struct JobUnit {
-  std::uint32_t head;
-  std::uint32_t first;  // of its pages, among the job's
-  std::uint32_t count;
-  std::uint32_t zero;
+  bool is_sound() const { return units > 0 && units <= kUnitsMax; }
 };
+
+constexpr std::size_t kFieldWords = 32;
+using FieldWords = std::array<std::uint32_t, kFieldWords>;
 
 struct alignas(64) Job {
   std::atomic<std::uint64_t> claim;
-  alignas(64) std::atomic<std::uint32_t> fields[32];
+  alignas(64) std::atomic<std::uint32_t> fields[kFieldWords];
 
   char* at(std::size_t offset) { return reinterpret_cast<char*>(this) + offset; }
   const char* at(std::size_t offset) const { return reinterpret_cast<const char*>(this) + offset; }
+
+  std::atomic<std::uint64_t>& word(std::uint32_t unit) {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(at(sizeof(Job)))[unit];
+  }
+
+  // Who looks at `claim` next finds the job closed if a field was a later one's.
+  FieldWords copied_fields() const {
+    FieldWords words;
+    for (std::size_t i = 0; i < kFieldWords; ++i) words[i] = fields[i].load(std::memory_order_acquire);
+    return words;
+  }
+  // After the job was closed.
+  template <class Fields>
+  void put_fields(const Fields& source) {
+    static_assert(sizeof source % 4 == 0 && sizeof source <= sizeof(FieldWords));
+    FieldWords words{};
+    std::memcpy(words.data(), &source, sizeof source);
+    for (std::size_t i = 0; i < kFieldWords; ++i) fields[i].store(words[i], std::memory_order_release);
+  }
+  void put(std::size_t offset, const void* source, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(at(offset), source, bytes);
+  }
 };
-static_assert(sizeof(Job) == 192 && kFieldWords <= 32);
-static_assert(sizeof(JobUnit) == 16);
+static_assert(sizeof(Job) == 192);
 
-// Where everything lies. Precondition: `is_sound`.
-struct JobShape {
-  bool is_parted;  // query rows lie there in parts; else as queries
-  int rows, parts_each;
-  std::size_t units, words, rows_at, scales, row_sums, refined, row_positions, pages, positions, sums, sums_each, end;
-
-  static bool is_sound(const Fields& f) {
-    const bool has_types = f.q_dtype <= 2 && f.page_dtype <= 2 && f.encoding < static_cast<std::uint32_t>(kEncodings);
-    const bool has_heads = f.kv_heads > 0 && f.heads <= kHeadsMax && f.heads > 0 && f.heads % f.kv_heads == 0;
-    const bool has_dims = f.head_dim > 0 && f.head_dim <= static_cast<std::uint32_t>(kHeadDimMax) && f.head_dim % kLanes == 0;
-    const bool has_rows = f.tokens > 0 && f.tokens <= static_cast<std::uint32_t>(kBlockRows) && has_heads &&
-                          f.tokens * (f.heads / f.kv_heads) <= static_cast<std::uint32_t>(kBlockRows);
-    return has_types && has_dims && has_rows && f.units > 0 && f.units <= kUnitsMax && f.pages <= kPagesMax &&
-           f.positions <= f.pages && f.position >= 0 && f.scale > 0.0f && f.scale < 1e30f;
-  }
-
-  explicit JobShape(const Fields& f) {
-    const auto encoding = static_cast<Encoding>(f.encoding);
-    const std::size_t heads = f.kv_heads, dims = f.head_dim;
-    rows = static_cast<int>(f.tokens * (f.heads / f.kv_heads));
-    is_parted = encoding != Encoding::kRaw && rows <= kCodeRowsMax;
-    parts_each = is_parted ? query_parts(encoding, static_cast<DType>(f.page_dtype)) : 0;
-    const std::size_t row_count = heads * static_cast<std::size_t>(rows);
-    std::size_t at = sizeof(Job);
-    const auto take = [&at](std::size_t bytes) {
-      const std::size_t begin = at;
-      at = (at + bytes + 63) / 64 * 64;
-      return begin;
-    };
-    units = take(f.units * sizeof(JobUnit));
-    words = take(f.units * sizeof(std::uint64_t));
-    rows_at = take(is_parted ? row_count * static_cast<std::size_t>(parts_each) * dims
-                             : f.tokens * f.heads * dims * static_cast<std::size_t>(size_bytes(static_cast<DType>(f.q_dtype))));
-    const std::size_t each = is_parted ? row_count * sizeof(float) : 0;
-    scales = take(each);
-    row_sums = take(each);
-    refined = take(each);
-    row_positions = take(is_parted ? static_cast<std::size_t>(rows) * sizeof(int) : 0);
-    pages = take(f.pages * sizeof(Page));
-    positions = take(f.positions * kPageTokens * sizeof(std::int32_t));
-    sums_each = (static_cast<std::size_t>(rows) * (dims + 2) * sizeof(float) + 63) / 64 * 64;
-    sums = take(f.units * sums_each);
-    end = at;
-  }
-
-  std::atomic<std::uint64_t>& word(Job& job, std::uint32_t unit) const {
-    return reinterpret_cast<std::atomic<std::uint64_t>*>(job.at(words))[unit];
-  }
-  float* sums_of(Job& job, std::uint32_t unit) const { return reinterpret_cast<float*>(job.at(sums + unit * sums_each)); }
-};
-
-// Sums of one unit that lie together: out [rows][D], maximum [rows], sum [rows].
-inline Sums packed_sums(float* base, int rows, int head_dim) {
-  float* const maximum = base + static_cast<std::int64_t>(rows) * head_dim;
-  return {base, maximum, maximum + rows};
+template <class Fields>
+Fields fields_of(const FieldWords& words) {
+  Fields fields;
+  std::memcpy(&fields, words.data(), sizeof fields);
+  return fields;
 }
 
-// Bytes that the kernels read of one page, by address.
-struct PageBytes {
-  std::uint64_t keys, values, nibbles, scales, residues;
+// Lays what a job holds one behind the other, each at a multiple of 64 bytes.
+class JobLayout {
+ public:
+  explicit JobLayout(std::uint32_t units) { take(units * sizeof(std::uint64_t)); }
 
-  PageBytes(Encoding encoding, DType dtype, int head_dim) : keys(0), values(0), nibbles(0), scales(0), residues(0) {
-    const std::uint64_t elements = std::uint64_t{kPageTokens} * static_cast<std::uint64_t>(head_dim);
-    const std::uint64_t raw = elements * static_cast<std::uint64_t>(size_bytes(dtype));
-    switch (encoding) {
-      case Encoding::kRaw: keys = values = raw; return;
-      case Encoding::kInt8: keys = values = elements; break;
-      case Encoding::kK8V4: keys = values = nibbles = residues = elements / 2; break;
-      case Encoding::kInt4: values = nibbles = elements / 2; break;
-    }
-    scales = 4 * 2 * kPageTokens;
+  std::size_t take(std::size_t bytes) {
+    const std::size_t begin = end_;
+    end_ = (end_ + bytes + 63) / 64 * 64;
+    return begin;
   }
+  std::size_t end() const { return end_; }
 
-  std::uint64_t read(const Page& page) const {
-    return page.count == 0 ? 0 : keys + values + nibbles + scales;
-  }
+ private:
+  std::size_t end_ = sizeof(Job);
 };
+
+// The caller's side of work of one kind, which is cut into units by shapes alone.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual std::uint32_t units() const = 0;
+  virtual int threads() const = 0;  // of this process
+  // Whether helpers can read what a unit is computed from.
+  virtual bool is_shareable(std::uint32_t unit, const MappedRange& shared) const = 0;
+  // Lays out a job of these units, and gives back its size; 0: there is none.
+  virtual std::size_t lay_out(std::span<const std::uint32_t> offered) = 0;
+  // Writes what was laid out, and the fields.
+  virtual void write(Job& job) const = 0;
+  // Computes a unit here, with threads on others at once; `next` is the one that this thread will most likely come to next.
+  virtual void compute(std::uint32_t unit, std::uint32_t next) const = 0;
+  // Takes over what a helper left for one of the offered units, by its number among these.
+  virtual void fetch(const Job& job, std::uint32_t place) const = 0;
+};
+
+// The helper's side of it: one unit at a time, in memory of its own.
+class Help {
+ public:
+  virtual ~Help() = default;
+  // Takes up a job, of at most so many bytes. False: its fields are not sound, or this process would get other numbers.
+  virtual bool open(const FieldWords& words, const Job& job, std::size_t job_bytes) = 0;
+  // Copies what a unit is computed from, so that what was checked is what is read. False: an address is not mapped here.
+  virtual bool read(const Job& job, std::uint32_t unit, const MappedRanges& ranges) = 0;
+  // Computes the unit that was read: numbers that stay until the next one is read.
+  virtual std::span<const float> compute() = 0;
+  // Where they belong in the job.
+  virtual std::size_t result_at(std::uint32_t unit) const = 0;
+  // What they were computed from.
+  virtual std::uint64_t read_bytes() const = 0;
+};
+
+std::unique_ptr<Help> make_attend_help();
+std::unique_ptr<Help> make_scan_help();
 
 constexpr std::uint32_t kHelpMagic = 0x504c4548;  // "HELP"
 

@@ -31,7 +31,7 @@ void select(const SelectArgs& args) {
     std::int32_t* const lists = grown(room, std::int64_t{s.lists} * args.shortlist);
     choose(a, s, args.exact_lse, {lists, args.shortlist}, {nullptr, 0});
     scan_listed(a, s, queries, lists, args.shortlist);
-  } else {
+  } else if (a.scanner == nullptr || !a.scanner->scan(a, queries)) {
     scan_all(a, s, queries);
   }
   choose(a, s, args.exact_lse, {args.chosen, args.budget}, {args.runners, args.runner_count});

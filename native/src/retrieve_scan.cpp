@@ -67,24 +67,27 @@ void scan_means(const RetrieveArgs& a, const RetrieveShape& s, const Queries& qu
   });
 }
 
-void scan_all(const RetrieveArgs& a, const RetrieveShape& s, const Queries& queries) {
-  parallel(a.segment_count * a.shape.kv_heads, a.threads, Share::kGuided, [&](int begin, int end) {
-    for (int unit = begin; unit < end; ++unit) {
-      // Heads of a segment follow each other as their planes do: memory is read in a straight line.
-      const int segment = unit / a.shape.kv_heads, head = unit % a.shape.kv_heads;
-      ScanBlock block = scan_block(a, s, head);
-      block.first = segment * kSegmentClusters;
-      block.count = used_clusters(a.segments[segment]);
-      block.next = planes_after(a, segment, head);
-      // A segment's planes of one head stay in cache from token to token.
-      for (int t = 0; t < a.tokens; ++t) {
-        block.query = queries.rows(head, t * s.group, s.group);
-        block.lse = lse_of(a, s, t, head);
-        index_kernels().scan(block);
-      }
-      clear_unused(a, s, segment, head);
+void scan_units(const RetrieveArgs& a, const RetrieveShape& s, const Queries& queries, int first, int last) {
+  for (int unit = first; unit < last; ++unit) {
+    // Heads of a segment follow each other as their planes do: memory is read in a straight line.
+    const int segment = unit / a.shape.kv_heads, head = unit % a.shape.kv_heads;
+    ScanBlock block = scan_block(a, s, head);
+    block.first = segment * kSegmentClusters;
+    block.count = used_clusters(a.segments[segment]);
+    block.next = planes_after(a, segment, head);
+    // A segment's planes of one head stay in cache from token to token.
+    for (int t = 0; t < a.tokens; ++t) {
+      block.query = queries.rows(head, t * s.group, s.group);
+      block.lse = lse_of(a, s, t, head);
+      index_kernels().scan(block);
     }
-  });
+    clear_unused(a, s, segment, head);
+  }
+}
+
+void scan_all(const RetrieveArgs& a, const RetrieveShape& s, const Queries& queries) {
+  parallel(a.segment_count * a.shape.kv_heads, a.threads, Share::kGuided,
+           [&](int begin, int end) { scan_units(a, s, queries, begin, end); });
 }
 
 void scan_listed(const RetrieveArgs& a, const RetrieveShape& s, const Queries& queries, const std::int32_t* lists,

@@ -18,6 +18,9 @@
 #include "h3/transform.hpp"
 #include "io.hpp"
 #include "mailbox.hpp"
+#include "offload.hpp"
+#include "pages.hpp"
+#include "retrieve.hpp"
 
 namespace {
 
@@ -239,6 +242,7 @@ void check_pool() {
 int main() {
   check_io(expect);
   check_mailbox(expect);
+  check_pages(expect);
   check_pool();
   for (const h3::Isa isa : {h3::Isa::kPortable, h3::Isa::kAvx2, h3::Isa::kAvx512}) {
     if (!h3::isa_supported(isa)) continue;
@@ -256,6 +260,8 @@ int main() {
         }
       for (const int tokens : {1, 40}) check_rotate(dtype, tokens, 80);
     }
+    check_retrieve(expect);
+    check_offload(expect);
     const std::vector<char> data(64 << 12, 1);
     void* aligned = std::aligned_alloc(4096, data.size());
     std::copy(data.begin(), data.end(), static_cast<char*>(aligned));

@@ -22,7 +22,8 @@ constexpr int kGroup = 3;
 class Slab {
  public:
   Slab(const h3::SlabShape& shape, int blocks, std::mt19937& generator)
-      : shape_(shape), blocks_(blocks), size_(static_cast<std::size_t>(shape.summary_offset(shape.kv_heads))) {
+      : shape_(shape), blocks_(blocks), size_(static_cast<std::size_t>(
+            shape.split_keys ? shape.residue_offset(0, shape.kv_heads) : shape.summary_offset(shape.kv_heads))) {
     memory_.reset(static_cast<char*>(std::aligned_alloc(64, (size_ + 63) / 64 * 64)));
     std::memset(memory_.get(), 0xff, size_);
     std::normal_distribution<float> normal;

@@ -13,11 +13,10 @@ import secrets
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2 as pb
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2_grpc as pb_grpc
 from h3kv.instruction_set import select_isa
-from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
 from h3kv.rpc.reports import ProcessName
 from h3kv.rpc.server import RpcServer
-from h3kv.rpc.telemetry_reporter import TelemetryReporter
+from h3kv.rpc.telemetry_reporter import open_reporter
 from h3kv.service_process import open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
@@ -56,11 +55,11 @@ def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.Exi
     server = RpcServer(settings.server())
     worker = OffloadWorker(settings.worker(), boot_token=identity.boot_token, tracer=telemetry.tracer)
     pump = MetricsPump(worker, telemetry.metrics)
-    if settings.controller is not None:
-        channel = stack.enter_context(PeerChannel(settings.controller, credentials=settings.credentials.read()))
-        reporter = TelemetryReporter(channel, identity, telemetry=telemetry.metrics)
-        reporter.start()
-        stack.callback(reporter.stop)
+    stack.enter_context(
+        open_reporter(
+            settings.controller, identity, credentials=settings.credentials.read(), telemetry=telemetry.metrics
+        )
+    )
     pump.start()
     stack.callback(pump.stop)
     worker.start()

@@ -26,6 +26,7 @@ from h3kv.attention.helping import NO_WORK, AttentionHelper, HelperStatistics, T
 from h3kv.attention.offload import Helper
 from h3kv.attention.work_area import PURPOSE, WorkArea
 from h3kv.core.errors import H3Error, NotRegisteredError, StoreFormatError
+from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.memory.region_client import Outcome, RegionClient
 from h3kv.telemetry import spans
@@ -132,7 +133,8 @@ class OffloadWorker:
                     helpers = self._crew.join(self.config.threads, timeout_ns=CONNECT_NS)
                     # Not before: whoever takes helpers has opened the area anew.
                     self._attach()
-                    self._help(helpers)
+                    if not self._crew.wait_for_end(0):
+                        self._help(helpers)
                     pause_ns = SLICE_NS
                 except H3Error as error:
                     _log.debug("nothing to help with yet: %s", error)
@@ -227,5 +229,9 @@ class OffloadWorker:
             spans.ATTEND,
             parent=unpack_context(traced.context),
             duration_ns=traced.end_ns - traced.start_ns,
-            attributes={spans.UNITS: traced.units, spans.SIZE_BYTES: traced.read_bytes},
+            attributes={
+                spans.UNITS: traced.units,
+                spans.TIER_SOURCE: Tier.HOST,
+                spans.SIZE_BYTES: traced.read_bytes,
+            },
         )

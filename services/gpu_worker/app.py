@@ -1,7 +1,7 @@
 """Puts gpu_worker together, serves until it is told to end, and takes it apart again.
 
-start   settings -> telemetry -> socket -> model -> node -> engine's thread -> health says SERVING
-end     NOT_SERVING -> no new requests -> answers end, within a bound -> socket -> node -> telemetry
+start   settings -> telemetry -> socket -> model -> node -> crew -> engine's thread -> health says SERVING
+end     NOT_SERVING -> no new requests -> answers end, within a bound -> socket -> crew -> node -> telemetry
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.attention.native import DTYPES
+from h3kv.attention.work_area import PURPOSE as WORK
 from h3kv.composition import load, open_node
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.clock import MonotonicClock
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
+from h3kv.rpc.reports import ProcessName
 from h3kv.rpc.server import RpcServer
+from h3kv.rpc.telemetry_reporter import open_reporter
 from h3kv.service_process import StopSignal, open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
+from services.gpu_worker.control import Control
+from services.gpu_worker.crew import Crew, open_crew
 from services.gpu_worker.loop import EngineLoop
 from services.gpu_worker.messages import PromptReader
 from services.gpu_worker.metrics import Observer, WorkerRecorder, prepare
@@ -69,12 +74,26 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     boot_token = secrets.token_bytes(BOOT_TOKEN_BYTES)
     remote = _remote_tiers(settings, model, boot_token, stack)
     node = stack.enter_context(open_node(model, settings.node, clock, telemetry=recorder, open_stores=remote))
+    crew = _crew(settings, remote, stop, stack)
+    if crew is not None:
+        node.pool.attend_with(crew.spread)
     observer = Observer(recorder, node)
+    control = _control(settings, node, remote, telemetry=telemetry, boot_token=boot_token, stack=stack)
 
     def after_step(held: Node) -> None:
         observer.look(held, clock.now_ns())
+        if control is not None:
+            control.look(observer.snapshot)
+        if crew is not None:
+            crew.look(recorder, clock.now_ns())
         if remote is not None:
             remote.tick()
+
+    def trace(context: bytes) -> None:
+        if crew is not None:
+            crew.spread.trace(context)
+        if remote is not None:
+            remote.trace(context)
 
     loop = EngineLoop(
         node,
@@ -83,6 +102,7 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
         name=settings.instance,
         on_failure=stop.stop,
         on_step=after_step,
+        on_trace=trace,
     )
     served = Served(
         identity=types_pb2.ProcessIdentity(name=settings.instance, boot_token=boot_token),
@@ -92,6 +112,7 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
         observer=observer,
         tracer=telemetry.tracer,
         device=str(model.weights.embedding_VI.device),
+        clock=clock,
     )
     server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
     server.start()
@@ -99,6 +120,9 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     stack.callback(lambda: node.check_integrity() if stop.failure is None else None)
     loop.start()
     stack.callback(loop.stop)
+    if control is not None:
+        control.start(loop.post)
+        stack.callback(control.stop)
     server.announce(is_serving=True)
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
     stop.wait()
@@ -122,6 +146,49 @@ def _remote_tiers(
         boot_token=boot_token,
         device=model.weights.embedding_VI.device,
         closing=stack,
+    )
+
+
+def _crew(
+    settings: Settings, remote: RemoteTierOpener | None, stop: StopSignal, stack: contextlib.ExitStack
+) -> Crew | None:
+    """Who helps with attention; None where nobody may."""
+    path = settings.crew_path
+    region = None if remote is None else remote.region(WORK)
+    if path is None or region is None:
+        return None
+    opened = open_crew(
+        region, path, group=settings.socket_group, on_failure=stop.stop, is_sound=lambda: stop.failure is None
+    )
+    crew = stack.enter_context(opened)
+    log_event(_log, "helpers_awaited", {spans.PEER: settings.instance, spans.ADDRESS: str(path)})
+    return crew
+
+
+def _control(
+    settings: Settings,
+    node: Node,
+    remote: RemoteTierOpener | None,
+    *,
+    telemetry: ProcessTelemetry,
+    boot_token: bytes,
+    stack: contextlib.ExitStack,
+) -> Control | None:
+    """What others may command; None where the tiers are this process's own."""
+    if remote is None:
+        return None
+    opened = open_reporter(
+        settings.controller,
+        ProcessName(settings.instance, boot_token),
+        credentials=settings.credentials.read(),
+        telemetry=telemetry.metrics,
+    )
+    return Control(
+        node.pool,
+        remote.link,
+        reporter=stack.enter_context(opened),
+        boot_token=boot_token,
+        clock=MonotonicClock(),
     )
 
 

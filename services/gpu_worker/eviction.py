@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from h3kv.core.types import SegmentId, Tier
 from h3kv.engine.pool import KvPool
 from h3kv.engine.segment import Segment
+from h3kv.policy.eviction import Candidate, order_evictions
+
+REASON: Final = "evicted"
+"""Of the moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,32 +23,64 @@ class Evicted:
     size_bytes: int
 
 
-def evict_cold(pool: KvPool, *, size_bytes: int | None) -> Evicted:
+@dataclass(frozen=True, slots=True)
+class EvictionBounds:
+    """What may go."""
+
+    now_ns: int
+    """On the clock of the pool."""
+    idle_ns: int = 0
+    """Only what was not used for so long."""
+    size_bytes: int | None = None
+    """At most so many; None: all."""
+
+
+def evict_cold(pool: KvPool, bounds: EvictionBounds, *, timeout_ns: int) -> Evicted:
     """Give up room in memory of segments that nobody uses, longest unused first.
 
-    What the cold store lacks is written to it first; what cannot be written is given up.
+    What the cold store lacks is written to it first; what cannot be written is given up, ends of documents first.
 
     Args:
         pool: between two steps.
-        size_bytes: at most so many; None: all.
+        bounds: of what goes.
+        timeout_ns: for writing. What takes longer leaves memory later, and is not counted.
     """
     block_bytes = pool.layout.block_bytes
-    before = _idle(pool)
-    blocks_max = sum(segment.room_blocks for segment in before)
-    if size_bytes is not None:
-        blocks_max = min(blocks_max, size_bytes // block_bytes)
-    gone: list[Segment] = []
-    while (left := blocks_max - sum(segment.room_blocks for segment in gone)) > 0:
-        free_blocks = pool.segments.free_blocks()
-        # Which one goes next is the policy's choice: the largest must fit.
-        largest = max((segment.room_blocks for segment in _idle(pool)), default=left + 1)
-        if largest > left or not pool.placer.make_room(free_blocks + 1, waits=True):
-            break
-        kept = {segment.id for segment in _idle(pool)}
-        gone = [segment for segment in before if segment.id not in kept]
+    chosen = _chosen(pool, bounds)
+    if pool.segments.cold is not None:
+        pool.placer.ask([segment.id for segment in chosen], Tier.NVME, reason=REASON)
+        pool.placer.settle(timeout_ns)
+    left = {segment.id for segment in chosen if segment.home_L is not None and not pool.placer.is_asked(segment.id)}
+    for segment in _ends_first(pool, left):
+        pool.placer.give_up(segment)
+    gone = [segment for segment in chosen if segment.home_L is None]
     return Evicted(len(gone), block_bytes * sum(segment.room_blocks for segment in gone))
 
 
-def _idle(pool: KvPool) -> list[Segment]:
-    """Segments that lie in memory though no sequence uses them."""
-    return [segment for segment in pool.segments.sealed() if segment.home_L is not None and segment.pins == 0]
+def _chosen(pool: KvPool, bounds: EvictionBounds) -> list[Segment]:
+    """Idle segments in memory, longest unused first, as many as the bound allows."""
+    idle = [
+        segment
+        for segment in pool.segments.sealed()
+        if segment.home_L is not None
+        and segment.pins == 0
+        and segment.arrival is None
+        and bounds.now_ns - segment.used_ns >= bounds.idle_ns
+    ]
+    block_bytes, chosen, taken = pool.layout.block_bytes, [], 0
+    for segment in sorted(idle, key=lambda each: (each.used_ns, each.id)):
+        size_bytes = segment.room_blocks * block_bytes
+        if bounds.size_bytes is None or taken + size_bytes <= bounds.size_bytes:
+            chosen.append(segment)
+            taken += size_bytes
+    return chosen
+
+
+def _ends_first(pool: KvPool, wanted: set[SegmentId]) -> Iterator[Segment]:
+    """Those that may be forgotten altogether: nothing that stays continues them, and no copy is under way."""
+    sealed = {segment.id: segment for segment in pool.segments.sealed()}
+    candidates = [
+        Candidate(each.id, each.parent, each.used_ns, pins=each.pins + (each.id not in wanted) + each.is_copied)
+        for each in sealed.values()
+    ]
+    return (sealed[number] for number in order_evictions(candidates))

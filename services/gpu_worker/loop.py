@@ -173,6 +173,12 @@ class EngineLoop:
         except concurrent.futures.CancelledError as error:
             raise self._ending() from error
 
+    def post(self, function: Callable[[Node], None]) -> None:
+        """Have the engine's thread run a function between two steps, soon. Never waits; once it ends, nothing runs."""
+        with self._changed:
+            self._commands.append(lambda: function(self._node))
+            self._changed.notify_all()
+
     def drain(self, timeout_ns: int) -> None:
         """Refuse new requests, wait so long for those that are open, and end what is left with PeerUnavailableError."""
         with self._changed:
@@ -231,6 +237,7 @@ class EngineLoop:
         """One step. Without work it takes notice of moves."""
         events = self._node.engine.step()
         stepped, self._stepped = self._stepped, None
+        self._trace(None)
         if stepped is not None:
             stepped.spans.end([event for event in events if event.request == stepped.id])
         for request_id in dict.fromkeys(event.request for event in events):
@@ -252,6 +259,10 @@ class EngineLoop:
         """The engine is about to advance a request."""
         opened = self._stepped = self._by_id.get(request_id)
         context = None if opened is None else opened.spans.begin(is_prefill=is_prefill)
+        self._trace(context)
+
+    def _trace(self, context: TraceContext | None) -> None:
+        """Tell whose trace what happens from now on belongs to; nothing where it is nobody's, as before."""
         if context is not None or self._is_traced:
             self._is_traced = context is not None
             self._on_trace(pack_context(context))

@@ -65,6 +65,8 @@ class Snapshot:
 
     tiers: Mapping[Tier, StoreStatistics]
     pinned_bytes: Mapping[Tier, int]
+    home_pins: int
+    """Pins of running sequences on segments in memory."""
     requests_running: int
     requests_waiting: int
     requests_total: int
@@ -112,6 +114,7 @@ class Observer:
         return Snapshot(
             tiers=node.statistics(),
             pinned_bytes={node.pool.segments.tier: contents.pinned_bytes},
+            home_pins=contents.home_pins,
             requests_running=running,
             requests_waiting=waiting,
             requests_total=ended,
@@ -131,6 +134,12 @@ def prepare(page: MetricsPage) -> None:
         page.count(names.REQUESTS, 0, reason=reason)
     page.gauge(names.CONTROLLER_CONNECTED, 0)
     page.gauge(names.OFFLOAD_WORKERS, 0)
+    for who in ("worker", "self", "self_late"):
+        page.count(names.ATTEND_UNITS, 0, by=who)
+        page.count(names.SCAN_UNITS, 0, by=who)
+    for tier in (Tier.HOST, Tier.NVME):
+        page.count(names.EVICTED_SEGMENTS, 0, tier=tier)
+    page.count(names.FAILED_SEALS, 0, tier=Tier.HOST)
 
 
 def _is_own(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from h3kv.core.errors import H3Error
+from h3kv.core.errors import H3Error, PeerUnavailableError, StaleHandleError
 from h3kv.engine.events import Event, Failed, Finished, PrefillProgress
 
 
@@ -32,7 +32,7 @@ class Outbox:
             if self._is_closed:
                 return
             if isinstance(event, Failed):
-                self._error, self._is_closed = event.error, True
+                self._error, self._is_closed = _for_caller(event.error), True
             elif isinstance(event, PrefillProgress) and self._events and isinstance(self._events[-1], PrefillProgress):
                 self._events[-1] = event
             else:
@@ -68,3 +68,14 @@ class Outbox:
             if self._error is not None:
                 raise self._error
             return None
+
+
+def _for_caller(error: H3Error) -> H3Error:
+    """A caller has no handles: one of ours is stale where the owner of the memory began anew under the request."""
+    if not isinstance(error, StaleHandleError):
+        return error
+    gone = PeerUnavailableError(
+        "what the request had read is gone with the memory in which it lay: send it again", peer="nvme_io"
+    )
+    gone.__cause__ = error
+    return gone

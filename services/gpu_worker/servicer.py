@@ -13,6 +13,7 @@ from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.core.errors import H3Error, RequestError
+from h3kv.core.ports import Clock
 from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.engine.events import Finished
@@ -24,7 +25,7 @@ from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.trace_context import parse_traceparent
 from h3kv.telemetry.tracing import Attributes, Span, Tracer
-from services.gpu_worker.eviction import Evicted, evict_cold
+from services.gpu_worker.eviction import Evicted, EvictionBounds, evict_cold
 from services.gpu_worker.loop import Answer, EngineLoop
 from services.gpu_worker.messages import PromptReader, event_message, tier_tokens
 from services.gpu_worker.metrics import Observer
@@ -53,6 +54,8 @@ class Served:
     tracer: Tracer
     device: str
     """As torch names it."""
+    clock: Clock
+    """Of the node."""
 
 
 class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
@@ -123,13 +126,12 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
 
     def EvictCold(self, request: pb.EvictColdRequest, context: grpc.ServicerContext) -> pb.EvictColdResponse:
         """See the protocol."""
-        if request.idle_ns:
-            raise RequestError("idle_ns: this version does not know how long segments were idle; leave it out")
         size_bytes = request.size_bytes if request.HasField("size_bytes") else None
         timeout_ns = max(round(context.time_remaining() * NS_PER_S) - MARGIN_NS, MARGIN_NS)
 
         def evict(node: Node) -> Evicted:
-            return evict_cold(node.pool, size_bytes=size_bytes)
+            bounds = EvictionBounds(self._served.clock.now_ns(), request.idle_ns, size_bytes)
+            return evict_cold(node.pool, bounds, timeout_ns=timeout_ns // 2)
 
         evicted = self._served.loop.call(evict, timeout_ns=timeout_ns)
         return pb.EvictColdResponse(segments=evicted.segments, size_bytes=evicted.size_bytes)

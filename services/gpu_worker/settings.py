@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -16,12 +17,15 @@ from h3kv.config import (
     HostSettings,
     ModelSettings,
     NvmeSettings,
+    PathOrNone,
     RuntimeSettings,
     TieringSettings,
 )
 from h3kv.core.errors import ConfigError
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.service_settings import AddressText, InstanceName, ServingSettings
+
+CREW_SOCKET: Final = "crew.sock"
 
 
 class Settings(ServingSettings):
@@ -37,6 +41,13 @@ class Settings(ServingSettings):
     caps of `host`, and `nvme`, are not used here then."""
     nvme_io: AddressText | None = None
     """Where nvme_io serves, with `tiers` = `services`: a unix socket, beside which it passes on its regions."""
+    offload: Literal["on", "off"] = "on"
+    """Whether processes of `ann_offload` may take a part of attention, with `tiers` = `services`."""
+    crew: PathOrNone = None
+    """Socket where they come. Nothing: `crew.sock` beside the unix socket of `address`, or else of `nvme_io`."""
+    controller: AddressText | None = None
+    """Where the controller serves, to which segments and what draws attention are reported, with `tiers` = `services`.
+    Nothing: nobody is told, and room is made by age alone."""
     requests_max: Count = Field(default=64, ge=1, le=4096)
     """Requests that run or wait; further ones are refused with PEER_BUSY."""
     model: ModelSettings = ModelSettings()
@@ -67,9 +78,14 @@ class Settings(ServingSettings):
         """Where the owner of HOST serves; None where that is this process.
 
         Raises:
-            ConfigError: it is needed and not named, or is no unix socket.
+            ConfigError: it is needed and not named, or is no unix socket; or there is a controller without it.
         """
         if self.tiers == "embedded":
+            if self.controller is not None:
+                raise ConfigError(
+                    "controller: its commands come through nvme_io: set tiers to services, or leave the controller out",
+                    field="controller",
+                )
             return None
         if not isinstance(self.nvme_io, UnixAddress):
             raise ConfigError(
@@ -77,6 +93,15 @@ class Settings(ServingSettings):
                 field="nvme_io",
             )
         return self.nvme_io
+
+    @property
+    def crew_path(self) -> Path | None:
+        """Where helpers come; None where nobody may help. Raises ConfigError as `owner`."""
+        owner = self.owner
+        if owner is None or self.offload == "off":
+            return None
+        beside = self.address if isinstance(self.address, UnixAddress) else owner
+        return self.crew or beside.path.with_name(CREW_SOCKET)
 
     @property
     def public_model_name(self) -> str:

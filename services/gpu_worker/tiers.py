@@ -15,9 +15,11 @@ from h3kv.core.ports import Telemetry
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.remote_tiers import RemoteTiers, open_remote_tiers, wire_layout
 from h3kv.engine.tiers import TierStores
+from h3kv.memory.region import Region
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.rpc.client import PeerChannel
 from h3kv.sizing import device_store, tiering_of
+from h3kv.tiers.remote import RemoteColdStore
 from h3kv.tiers.remote.link import HOST, NodeLink
 
 REGIONS_SOCKET: Final = "regions.sock"
@@ -85,6 +87,22 @@ class RemoteTierOpener:
         device = device_store(self._settings, layout, survey(self._device))
         self._tiers = open_remote_tiers(layout, device, tiering, self._link)
         return self._tiers.stores
+
+    @property
+    def link(self) -> NodeLink:
+        """To `nvme_io`, after the tiers were opened. It stays this object's."""
+        assert self._link is not None, "the tiers were not opened"
+        return self._link
+
+    def region(self, purpose: str) -> Region | None:
+        """A region that `nvme_io` serves, after the tiers were opened. It stays the connection's."""
+        return None if self._link is None else self._link.region(purpose)
+
+    def trace(self, context: bytes) -> None:
+        """Say which trace what is read and written from now on belongs to, as `pack_context` packs it."""
+        cold = None if self._tiers is None else self._tiers.stores.cold
+        if isinstance(cold, RemoteColdStore):
+            cold.trace(context)
 
     def tick(self) -> None:
         """Between two steps: have room leased ahead of its use.

@@ -10,17 +10,15 @@ import contextlib
 import logging
 import secrets
 import time
-from typing import Final
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as pb
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as pb_grpc
 from h3kv.core.units import NS_PER_S
-from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES
 from h3kv.rpc.reports import HostAccess, ProcessName, Report, TierRoom
 from h3kv.rpc.server import RpcServer
-from h3kv.rpc.telemetry_reporter import TelemetryReporter
+from h3kv.rpc.telemetry_reporter import open_reporter
 from h3kv.service_process import StopSignal, open_process
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
@@ -32,9 +30,6 @@ from services.nvme_io.node_regions import NodeRegions, RegionCaps
 from services.nvme_io.relay import Relay
 from services.nvme_io.servicer import NvmeIoServicer
 from services.nvme_io.settings import Settings
-
-END_NS: Final = NS_PER_S
-"""For the stream of reports to end."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +50,7 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     regions = NodeRegions(
         settings.regions_path,
         boot_token=identity.boot_token,
-        caps=RegionCaps(settings.host_bytes, settings.index_bytes),
+        caps=RegionCaps(settings.host_bytes, settings.index_bytes, helpers=settings.offload_threads),
         group=settings.socket_group,
     )
     stack.callback(regions.close)
@@ -64,7 +59,11 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     relay = Relay(time.monotonic_ns)
     observer = Observer(telemetry.metrics, settings.store)
     stack.callback(observer.close)
-    reporter = _open_reporter(settings, identity, telemetry, stack)
+    reporter = stack.enter_context(
+        open_reporter(
+            settings.controller, identity, credentials=settings.credentials.read(), telemetry=telemetry.metrics
+        )
+    )
 
     def look(loop: NodeLoop) -> None:
         observer.look(loop)
@@ -72,10 +71,11 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
             reporter.report(_report(loop, observer))
 
     place = None if settings.store is None else StorePlace(settings.store, settings.cold_store())
-    loop = NodeLoop(regions, place, relay=relay, telemetry=telemetry.metrics, look=look)
+    loop = NodeLoop(regions, place, relay=relay, telemetry=telemetry.metrics, tracer=telemetry.tracer, look=look)
     stack.callback(loop.close)
     message = types_pb2.ProcessIdentity(name=identity.name, boot_token=identity.boot_token)
-    server.add(pb_grpc.add_NvmeIoServiceServicer_to_server, NvmeIoServicer(loop, relay, message), pb.DESCRIPTOR)
+    servicer = NvmeIoServicer(loop, relay, message, telemetry.tracer)
+    server.add(pb_grpc.add_NvmeIoServiceServicer_to_server, servicer, pb.DESCRIPTOR)
     server.start()
     stack.callback(server.stop, grace_ns=settings.drain_ns)
     stack.callback(relay.close)
@@ -83,18 +83,6 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
     loop.run(lambda: stop.came)
     server.announce(is_serving=False)
-
-
-def _open_reporter(
-    settings: Settings, identity: ProcessName, telemetry: ProcessTelemetry, stack: contextlib.ExitStack
-) -> TelemetryReporter | None:
-    if settings.controller is None:
-        return None
-    channel = stack.enter_context(PeerChannel(settings.controller, credentials=settings.credentials.read()))
-    reporter = TelemetryReporter(channel, identity, telemetry=telemetry.metrics)
-    reporter.start()
-    stack.callback(reporter.stop, timeout_ns=END_NS)
-    return reporter
 
 
 def _report(loop: NodeLoop, observer: Observer) -> Report:

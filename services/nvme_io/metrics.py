@@ -85,6 +85,7 @@ class Observer:
         for name, count in units.items():
             self._telemetry.gauge(names.LEASED_UNITS, count, holder=name)
         self._holders |= units.keys()
+        self._telemetry.gauge(names.REGION_PINS, sum(pins_of(loop, holder) for holder in loop.clients))
 
     def _look_at_tiers(self, loop: NodeLoop) -> None:
         for statistics in tier_statistics(loop):
@@ -125,6 +126,12 @@ def tier_statistics(loop: NodeLoop) -> list[StoreStatistics]:
     if loop.server is not None:
         found.append(loop.server.store.statistics())
     return found
+
+
+def pins_of(loop: NodeLoop, holder: int) -> int:
+    """Pins of a client's running sequences on segments in HOST."""
+    channels = loop.regions.channels
+    return 0 if channels is None else channels.pins(holder)
 
 
 def waiting_records(loop: NodeLoop) -> int:

@@ -32,6 +32,7 @@ from h3kv.memory.region_hub import HolderGone, HolderJoined
 from h3kv.rpc.nvme_io_client import WireLayout
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.tracing import Tracer
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig
 from h3kv.tiers.cold.geometry import ColdLayout, LayoutMark
 from h3kv.tiers.io import IoEngine, IoStatistics
@@ -78,6 +79,7 @@ class NodeLoop:
         place: of the cold store; None: there is none.
         relay: is told who comes and goes.
         telemetry: of the store.
+        tracer: of what is done for requests that are traced.
         look: called about once a second, on the loop's thread.
     """
 
@@ -88,6 +90,7 @@ class NodeLoop:
         *,
         relay: Relay,
         telemetry: Telemetry,
+        tracer: Tracer,
         look: Callable[[NodeLoop], None],
     ) -> None:
         self.regions = regions
@@ -98,6 +101,7 @@ class NodeLoop:
         self._place = place
         self._relay = relay
         self._telemetry = telemetry
+        self._tracer = tracer
         self._look = look
         self._engine: IoEngine | None = None
         self._leases: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
@@ -336,7 +340,7 @@ class NodeLoop:
         )
         # The file is locked until the kernel is done with all that a forerunner had begun.
         self.regions.settle_all()
-        self.server = ColdServer(store, self.regions.memory)
+        self.server = ColdServer(store, self.regions.memory, self._tracer)
         log_event(_log, "cold_store_opened", {spans.PEER: str(self._place.path)})
 
 

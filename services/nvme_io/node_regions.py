@@ -4,6 +4,7 @@ id   purpose    what lies in it
 1    host       slots of blocks
 2    index      slots of indexes; only for layouts that have any
 3    channel    rings to and from the cold store
+4    work       attention that gpu_worker and ann_offload share
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from h3kv.attention.work_area import PURPOSE as WORK
+from h3kv.attention.work_area import WorkGeometry
 from h3kv.core.errors import ConfigError, StaleHandleError
 from h3kv.core.units import describe_size
 from h3kv.memory.buddy import UNIT_BLOCKS
 from h3kv.memory.leases import LeaseTable
 from h3kv.memory.region import SHARED_KINDS, Region
-from h3kv.memory.region_format import Geometry, RegionGeometry, RegionIdentity
+from h3kv.memory.region_format import Geometry, OpaqueGeometry, RegionGeometry, RegionIdentity
 from h3kv.memory.region_hub import HubEvent, RegionHub
 from h3kv.rpc.nvme_io_client import WireLayout
-from h3kv.tiers.remote.channel import GEOMETRY, PURPOSE, ChannelRegion
+from h3kv.tiers.remote.channel import GEOMETRY, ChannelRegion
+from h3kv.tiers.remote.channel import PURPOSE as CHANNEL
 from h3kv.tiers.remote.leased_memory import LeasedMemory
 from h3kv.tiers.remote.link import HOST, INDEX
 
-_IDS: Final = {HOST: 1, INDEX: 2, PURPOSE: 3}
+_IDS: Final = {HOST: 1, INDEX: 2, CHANNEL: 3, WORK: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class RegionCaps:
 
     host_bytes: int
     index_bytes: int
+    helpers: int
+    """Threads that may help with attention at once; with 0, there is no region for it."""
 
 
 class NodeRegions:
@@ -89,7 +95,9 @@ class NodeRegions:
         try:
             if layout.index_bytes:
                 made.append(self._create(INDEX, _index_slots(layout, self._caps.index_bytes)))
-            made.append(self._create(PURPOSE, GEOMETRY))
+            made.append(self._create(CHANNEL, GEOMETRY))
+            if self._caps.helpers:
+                made.append(self._create(WORK, OpaqueGeometry(WorkGeometry(self._caps.helpers).size_bytes)))
         except BaseException:
             for region in made:
                 region.close()
@@ -203,7 +211,7 @@ class NodeRegions:
         with_slots = [purpose for purpose in (HOST, INDEX) if purpose in self.by_purpose]
         self.leases = {purpose: LeaseTable(self.by_purpose[purpose].table) for purpose in with_slots}
         self.memory = LeasedMemory([self.by_purpose[purpose] for purpose in with_slots])
-        self.channels = ChannelRegion(self.by_purpose[PURPOSE])
+        self.channels = ChannelRegion(self.by_purpose[CHANNEL])
 
 
 def _slots(block_bytes: int, cap_bytes: int, *, name: str) -> RegionGeometry:

@@ -26,18 +26,34 @@ _LOOK_NS: Final = 100 * NS_PER_MS
 CommandKey = tuple[bytes, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Event:
+    message: pb.WatchMovesResponse
+    deadline_ns: int | None = None
+    """Of a command: it may be read much later than it came."""
+
+    def read_at(self, now_ns: int) -> pb.WatchMovesResponse:
+        """The message, its command with the time that is left now."""
+        if self.deadline_ns is None:
+            return self.message
+        message = pb.WatchMovesResponse()
+        message.CopyFrom(self.message)
+        message.command.command.timeout_ns = max(self.deadline_ns - now_ns, 0)
+        return message
+
+
 @dataclass(slots=True)
 class _Log:
-    events: deque[pb.WatchMovesResponse] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    events: deque[_Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     newest: int = 0
 
-    def add(self, event: pb.WatchMovesResponse) -> None:
+    def add(self, message: pb.WatchMovesResponse, *, deadline_ns: int | None = None) -> None:
         self.newest += 1
-        event.event = self.newest
-        self.events.append(event)
+        message.event = self.newest
+        self.events.append(_Event(message, deadline_ns))
 
-    def after(self, seen: int) -> list[pb.WatchMovesResponse]:
-        return [event for event in self.events if event.event > seen]
+    def after(self, seen: int) -> list[_Event]:
+        return [each for each in self.events if each.message.event > seen]
 
 
 class Relay:
@@ -116,7 +132,7 @@ class Relay:
         with self._changed:
             log = self._logs.get(holder)
             newest = 0 if log is None else log.newest
-            oldest = log.events[0].event if log is not None and log.events else newest + 1
+            oldest = log.events[0].message.event if log is not None and log.events else newest + 1
         seen = newest if after is None else after
         if seen > newest or seen + 1 < oldest:
             raise RequestError(f"events after {seen} are not kept: the newest is {newest}; ask without after_event")
@@ -132,8 +148,8 @@ class Relay:
                         raise PeerTimeoutError("the stream has reached its deadline: open the next one", peer="nvme_io")
                     self._changed.wait(min(left_ns, _LOOK_NS) / NS_PER_S)
             for event in events:
-                seen = event.event
-                yield event
+                seen = event.message.event
+                yield event.read_at(self._now_ns())
 
     def close(self) -> None:
         """End all streams."""
@@ -155,7 +171,8 @@ class Relay:
             outcome.outcome = commands_pb2.OUTCOME_EXPIRED
         else:
             relayed = pb.RelayedCommand(command=command, source=source, target=target)
-            self._logs[holder].add(pb.WatchMovesResponse(command=relayed))
+            deadline_ns = self._now_ns() + command.timeout_ns
+            self._logs[holder].add(pb.WatchMovesResponse(command=relayed), deadline_ns=deadline_ns)
         self._outcomes[key] = outcome
         while len(self._outcomes) > COMMANDS_KEPT:
             self._outcomes.popitem(last=False)

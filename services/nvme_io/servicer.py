@@ -17,11 +17,15 @@ from h3kv.core.types import StoredSegment
 from h3kv.core.units import NS_PER_S
 from h3kv.memory.leases import HOLDER_MAX, OWNER
 from h3kv.memory.region import Region, RegionKind
+from h3kv.rpc.call_context import read_context
 from h3kv.rpc.convert import PAGE_MAX, read_boot_token, read_name, slot_message, statistics_message
 from h3kv.rpc.nvme_io_client import layout_message, read_layout, unit_runs
+from h3kv.telemetry import spans
+from h3kv.telemetry.trace_context import parse_traceparent
+from h3kv.telemetry.tracing import Tracer
 from h3kv.tiers.remote.channel import RING_BYTES
 from h3kv.tiers.remote.link import HOST
-from services.nvme_io.metrics import tier_statistics, waiting_records
+from services.nvme_io.metrics import pins_of, tier_statistics, waiting_records
 from services.nvme_io.node_loop import NodeLoop
 from services.nvme_io.relay import Relay
 
@@ -46,12 +50,14 @@ class NvmeIoServicer(pb_grpc.NvmeIoServiceServicer):
         loop: answers.
         relay: of commands.
         identity: of this process.
+        tracer: receives which commands were passed on.
     """
 
-    def __init__(self, loop: NodeLoop, relay: Relay, identity: types_pb2.ProcessIdentity) -> None:
+    def __init__(self, loop: NodeLoop, relay: Relay, identity: types_pb2.ProcessIdentity, tracer: Tracer) -> None:
         self._loop = loop
         self._relay = relay
         self._identity = identity
+        self._tracer = tracer
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterResponse:
         """See the protocol."""
@@ -104,13 +110,11 @@ class NvmeIoServicer(pb_grpc.NvmeIoServiceServicer):
 
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromoteResponse:
         """See the protocol."""
-        del context
-        return pb.PromoteResponse(outcomes=self._pass_on(list(request.commands), NVME, HOST_TIER))
+        return pb.PromoteResponse(outcomes=self._pass_on(list(request.commands), (NVME, HOST_TIER), context))
 
     def Demote(self, request: pb.DemoteRequest, context: grpc.ServicerContext) -> pb.DemoteResponse:
         """See the protocol."""
-        del context
-        return pb.DemoteResponse(outcomes=self._pass_on(list(request.commands), HOST_TIER, NVME))
+        return pb.DemoteResponse(outcomes=self._pass_on(list(request.commands), (HOST_TIER, NVME), context))
 
     def EvictCold(self, request: pb.EvictColdRequest, context: grpc.ServicerContext) -> pb.EvictColdResponse:
         """See the protocol."""
@@ -147,9 +151,14 @@ class NvmeIoServicer(pb_grpc.NvmeIoServiceServicer):
         return self._loop.call(act, timeout_ns=_time_left_ns(context))
 
     def _pass_on(
-        self, commands: list[commands_pb2.Command], source: types_pb2.Tier, target: types_pb2.Tier
+        self,
+        commands: list[commands_pb2.Command],
+        way: tuple[types_pb2.Tier, types_pb2.Tier],
+        context: grpc.ServicerContext,
     ) -> list[commands_pb2.CommandOutcome]:
-        return self._relay.pass_on(commands, source, target)
+        parent = parse_traceparent(read_context(context.invocation_metadata()).traceparent)
+        with self._tracer.begin(spans.RELAY, parent=parent, attributes={spans.COMMANDS: len(commands)}):
+            return self._relay.pass_on(commands, *way)
 
     def _registration(self) -> pb.RegisterResponse:
         loop = self._loop
@@ -178,6 +187,7 @@ class NvmeIoServicer(pb_grpc.NvmeIoServiceServicer):
                     client_id=client.holder,
                     name=client.name,
                     leased_units=0 if leases is None else len(leases.units_of(client.holder)),
+                    pins=pins_of(loop, client.holder),
                 )
                 for client in loop.clients.values()
             ],

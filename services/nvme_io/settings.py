@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from h3kv.attention.work_area import HELPERS_MAX, WorkGeometry
 from h3kv.config import Count, PathOrNone, Size, SizeOrNone
 from h3kv.core.errors import ConfigError
 from h3kv.rpc.addresses import UnixAddress
@@ -31,6 +32,8 @@ class Settings(ServingSettings):
     """Cap of the slots in HOST in total, rounded down to whole units."""
     index_bytes: Size = Field(default=256 << 20, ge=1)
     """Cap of the indexes of segments that lie in the cold store alone, where the model's encoding has any."""
+    offload_threads: int = Field(default=WorkGeometry().helpers, ge=0, le=HELPERS_MAX)
+    """Threads of all processes of ann_offload that may help at once. 0: none ever helps."""
     store: PathOrNone = None
     """Folder, file or block device of the cold store. Nothing: there is none."""
     capacity: SizeOrNone = None

@@ -151,8 +151,11 @@ class Retrieval:
         segment_count: int,
         scale: float,
         threads: int,
+        scanner: object | None = None,
         /,
-    ) -> None: ...
+    ) -> None:
+        """`scanner` is an `OffloadScanner`."""
+
     def select(
         self, exact_lse: int, chosen: int, budget: int, shortlist: int, runners: int, runner_count: int, /
     ) -> None: ...
@@ -406,6 +409,9 @@ class JobBoard:
     def job_bytes(self) -> int: ...
     def next_helper(self) -> int: ...
 
+class OffloadScanner:
+    """See `offload.hpp`."""
+
 class OffloadCaller:
     """See `offload.hpp`. `call` are the arguments of `attend`; counts are `h3::OffloadCounts`."""
 
@@ -416,12 +422,14 @@ class OffloadCaller:
     def join(self, helper: int, /) -> None: ...
     def bury(self, helper: int, /) -> None: ...
     def bury_earlier(self) -> None: ...
+    def scanner(self, trace: bytes, /) -> OffloadScanner: ...
     def counts(self) -> list[int]: ...
+    def scan_counts(self) -> list[int]: ...
     def helpers(self) -> int: ...
     def quarantined(self) -> int: ...
 
 class OffloadHelper:
-    """See `offload.hpp`. Counts are `h3::HelperCounts`."""
+    """See `offload.hpp`."""
 
     def __init__(
         self,
@@ -436,4 +444,7 @@ class OffloadHelper:
     def serve(self, deadline_ns: int, /) -> tuple[int, bytes | None, int, int, int, int]:
         """Result, and what was done for a job that is traced: context, begin, end, units, bytes."""
 
-    def counts(self) -> list[int]: ...
+    def counts(self) -> list[int]:
+        """`h3::HelperCounts` without `scans`."""
+
+    def scans(self) -> int: ...

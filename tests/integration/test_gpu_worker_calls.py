@@ -15,6 +15,7 @@ from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.core.errors import ContextLengthError, PeerBusyError, PeerTimeoutError, RequestError
+from h3kv.core.units import NS_PER_S
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.names import METRICS
 from h3kv.testing.tiny_models import byte_tokenizer, write_tiny_model
@@ -117,8 +118,14 @@ def test_eviction_keeps_to_its_bound(stub: Any) -> None:
     assert stub.EvictCold(pb.EvictColdRequest(size_bytes=1), timeout=WAIT_S) == pb.EvictColdResponse()
     bounded = stub.EvictCold(pb.EvictColdRequest(size_bytes=6 << 20), timeout=WAIT_S)
     assert bounded.size_bytes <= 6 << 20
-    with pytest.raises(RequestError, match="idle_ns"):
-        stub.EvictCold(pb.EvictColdRequest(idle_ns=1), timeout=WAIT_S)
+
+
+def test_what_was_used_lately_is_not_evicted(stub: Any) -> None:
+    answer(stub, f"One of today. {LONG}")
+    hour_ns = 3600 * NS_PER_S
+    assert stub.EvictCold(pb.EvictColdRequest(idle_ns=hour_ns), timeout=WAIT_S) == pb.EvictColdResponse()
+    assert stub.EvictCold(pb.EvictColdRequest(idle_ns=1), timeout=WAIT_S).segments > 0
+    assert stub.EvictCold(pb.EvictColdRequest(idle_ns=1), timeout=WAIT_S) == pb.EvictColdResponse()
 
 
 def test_usage_has_times(stub: Any) -> None:

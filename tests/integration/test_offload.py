@@ -119,6 +119,32 @@ def test_a_helper_that_is_stopped_holds_one_job_at_most_until_it_goes_on(node: N
         node.until(lambda: node.spread.statistics().quarantined_jobs == 0, "late helpers let go")
 
 
+@pytest.mark.parametrize("is_killed", [True, False], ids=["which dies", "which goes on"])
+def test_a_helper_that_is_stopped_over_the_end_of_its_owner_is_waited_for(tmp_path: Path, is_killed: bool) -> None:
+    first = Node(tmp_path)
+    stopped, other = (HelperProcess(tmp_path, f"ann_offload-{number}") for number in range(2))
+    first.await_helpers(2)
+    Steps(first, LAYOUTS[2]).until_helped()
+    stopped.process.send_signal(signal.SIGSTOP)
+    first.abandon()
+    second = Node(tmp_path)
+    assert second.adopted
+    second.await_helpers(1)
+    steps = Steps(second, LAYOUTS[2])
+    steps.until_helped()
+    assert second.crew.may_be_written
+    if is_killed:
+        stopped.kill()
+    else:
+        stopped.process.send_signal(signal.SIGCONT)
+        second.await_helpers(2)
+        stopped.leave()
+    other.leave()
+    second.until(lambda: not second.crew.may_be_written, "nobody to be left who writes")
+    steps.run(3)
+    second.close()
+
+
 def test_a_thousand_steps_while_helpers_come_go_stop_and_die(node: Node) -> None:
     steps = Steps(node, LAYOUTS[2])
     chance = random.Random(7)

@@ -92,6 +92,33 @@ def test_restarted_owner_adopts_what_holders_kept(socket_path: Path, start: Star
     owner.stop()
 
 
+def test_holder_that_did_not_wait_for_a_successor_returns_to_it_all_the_same(socket_path: Path, start: Start) -> None:
+    owner, child = Owner(socket_path), start("holder")
+    holder = owner.connect(child)
+    filled(owner, child, holder, mark=holder)
+    owner.stop()
+    assert child.do("await_end", timeout_s=20) == {"ended": True}
+    hub = RegionHub.open(socket_path, boot_token=b"n" * 16)
+    # It speaks before anybody listens, gives up, and speaks again: both are heard one after the other.
+    assert child.do("connect", timeout_s=0.1)["error"] == "PeerUnavailableError"
+    child.tell("connect", timeout_s=20)
+    regions = hub.adopt(20 * SECOND)
+    assert regions
+    hub.serve(regions)
+    events: list[object] = []
+    deadline = time.monotonic() + 30
+    while not events:
+        assert time.monotonic() < deadline
+        events += hub.poll(SECOND)
+        hub.check_integrity()
+    assert [(each.holder, each.has_returned) for each in events if isinstance(each, HolderJoined)] == [(holder, True)]
+    assert child.answer() == {"outcome": "kept", "holder": holder, "regions": ["host", "table"]}
+    assert child.do("check", mark=holder) == {"intact": True}
+    hub.close()
+    for region in regions:
+        region.close()
+
+
 def test_killed_owner_is_followed_by_one_that_adopts_its_regions(socket_path: Path, start: Start) -> None:
     first = start("owner", 7)
     assert first.do("start", adopt_s=0) == {"adopted": []}

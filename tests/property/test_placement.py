@@ -11,7 +11,9 @@ from h3kv.policy.placement import (
     Copy,
     Drop,
     Event,
+    MoveAsked,
     MoveFailed,
+    MoveNotAsked,
     PlacementConfig,
     PlacementState,
     Plan,
@@ -127,6 +129,15 @@ class Placement(RuleBasedStateMachine):
             self.segments[copy.segment].tiers.append(copy.target)
             self.tell(SegmentPlaced(copy.segment, copy.target))
 
+    @precondition(lambda self: self.segments)
+    @rule(data=st.data(), tier=st.sampled_from(list(CAPACITY)), is_withdrawn=st.booleans())
+    def ask(self, data: st.DataObject, tier: Tier, *, is_withdrawn: bool) -> None:
+        segment = data.draw(st.sampled_from(list(self.segments)))
+        self.tell(MoveAsked(segment, tier, "asked"))
+        if is_withdrawn:
+            self.tell(MoveNotAsked(segment))
+            assert segment not in self.state.asked
+
     @rule(tier=st.sampled_from(list(CAPACITY)), blocks=st.integers(0, 64))
     def need(self, tier: Tier, blocks: int) -> None:
         if tier in self.tiers:
@@ -145,6 +156,9 @@ class Placement(RuleBasedStateMachine):
             segment: sorted(each.tiers) for segment, each in self.segments.items()
         }
         assert self.state.copies == self.copies
+        assert self.state.asked.keys() <= self.segments.keys()
+        if self.state.asked:
+            assert self.copies, "what was asked for waits for nothing"
         for tier in self.tiers:
             assert 0 <= self.free(tier) == self.state.rooms[tier].free_blocks
 

@@ -1,21 +1,28 @@
-// Attention of a few rows spread over other processes, with the numbers that it has in one.
+// Attention of a few rows, and the search of their index, spread over other processes, with the numbers that they have in
+// one.
 //
 //   caller                      job (shared memory)                          worker
-//   writes the job        -->   [ rows | units | pages | ... ]
+//   writes the job        -->   [ rows | units | places | ... ]
 //   "help with job J"     ----------------- mailbox ---------------------->  takes a unit, computes it in its own memory
-//   takes units itself    -->   unit: FREE -> CLAIMED(helper) -> DONE   <--  copies the sums in while the claim is its own
+//   takes units itself    -->   unit: FREE -> CLAIMED(helper) -> DONE   <--  copies numbers in while the claim is its own
 //   merges, closes J                              |
 //                               REVOKED(helper) <-+ the caller waited long enough and computes the unit itself
 //                                     |
 //                                  RELEASED: the helper has noticed; or it was buried
 //
-// A unit is computed from copies of the query rows and of page entries in the job, by the kernel that a single process
-// uses. The caller alone merges, in the order of positions. So it does not matter who computed what, and when.
+//   kind         unit                                 result
+//   attention    (part of the tokens, KV head)        sums of its pages, which the caller merges in the order of positions
+//   scan         run of indexed segments, all heads   log-sum-exps of their clusters, from which the caller chooses
+//
+// A unit is computed from copies of the query rows and of addresses in the job, by the kernel that a single process uses;
+// units are cut by shapes alone. The caller alone puts results together. So it does not matter who computed what, and
+// when.
 //
 // A job whose unit was revoked is not written to again until its helper released the unit or was buried: a helper that
 // was stopped may still write there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -27,15 +34,16 @@
 
 #include "h3/attend.hpp"
 #include "h3/mailbox.hpp"
+#include "h3/retrieve.hpp"
 
 namespace h3 {
 
-class AttendPlan;
-struct Unit;
-
 namespace offload {
+class Help;
+class Work;
+enum class Kind : std::uint32_t;
 struct Job;
-}
+}  // namespace offload
 
 constexpr std::uint32_t kJobsMax = 64;
 constexpr std::uint32_t kHelpersMax = 1u << 20;  // numbers of helpers: one for each that ever joined
@@ -78,11 +86,25 @@ class JobBoard {
 struct MappedRange {
   std::uint64_t begin;
   std::uint64_t end;
+
+  bool holds(std::uint64_t address) const { return address >= begin && address < end; }
 };
 
-// Of one caller, since it began.
+// Some that do not overlap.
+class MappedRanges {
+ public:
+  explicit MappedRanges(std::vector<MappedRange> ranges);
+
+  // Whether so many bytes from an address lie in one of them.
+  bool holds(std::uint64_t address, std::uint64_t size) const;
+
+ private:
+  std::vector<MappedRange> ranges_;  // by address
+};
+
+// Of one caller and one kind of work, since it began.
 struct OffloadCounts {
-  std::uint64_t attentions;      // all that it was asked for
+  std::uint64_t asked;           // attentions or scans that it was asked for
   std::uint64_t shared;          // those of which helpers could take a part
   std::uint64_t units;           // of the shared ones
   std::uint64_t units_helped;    // computed by helpers
@@ -91,11 +113,11 @@ struct OffloadCounts {
   std::uint64_t without_room;    // done alone: too large, or no place for a job was free
 };
 
-// The process that owns the sequences. All functions may be called from any thread; of several attentions at once, one
-// is shared.
+// The process that owns the sequences. All functions may be called from any thread; of several attentions and scans at
+// once, one is shared.
 class OffloadCaller {
  public:
-  // Pages in `shared` can be read by helpers. Jobs that helpers of an earlier caller still hold are left alone. Throws
+  // Pages and planes in `shared` can be read by helpers. Jobs that helpers of an earlier caller still hold are left alone. Throws
   // std::invalid_argument: the mailbox has no such member.
   OffloadCaller(const JobBoard& board, const Mailbox& mailbox, Member member, MappedRange shared);
 
@@ -108,8 +130,11 @@ class OffloadCaller {
 
   // As attend(), and equal to it bit for bit.
   void attend(const AttendArgs& args, Trace trace);
+  // As Scanner::scan().
+  bool scan(const RetrieveArgs& args, const Queries& queries, Trace trace);
 
-  OffloadCounts counts() const;
+  OffloadCounts counts() const;       // of attention
+  OffloadCounts scan_counts() const;
   std::uint32_t helpers() const;      // that joined and are not buried
   std::uint32_t quarantined();        // jobs that wait for a late helper
 
@@ -123,14 +148,17 @@ class OffloadCaller {
     std::uint64_t sequence = 0;
     std::vector<Late> late;
   };
-  // The attention that is shared now.
+  struct Tally {
+    OffloadCounts counts{};
+    std::uint64_t unit_ns = 0;  // what a unit took here of late
+  };
+  // The work that is shared now.
   struct Shared;
 
   void hold_earlier(std::uint32_t place);
   void release_places();
   std::uint32_t active() const;
-  bool is_shareable(const AttendPlan& plan, const Unit& unit) const;
-  bool share(const AttendPlan& plan, Trace trace);
+  bool share(offload::Work& work, Tally& tally, Trace trace);
   bool open_job(Shared& shared);
   void post(const Shared& shared, Trace trace);
   void work(Shared& shared);
@@ -147,13 +175,25 @@ class OffloadCaller {
   std::vector<std::uint32_t> own_, offered_, pending_;  // indices of units; of offered units
   std::vector<std::uint8_t> is_mine_;                   // of offered units: computed here
   std::vector<std::uint64_t> tickets_;
-  std::uint64_t unit_ns_ = 0;  // what a unit took here of late
-  OffloadCounts counts_{};
+  Tally attending_, scanning_;
+};
+
+// A caller as what a retrieval hands its scans to. The caller outlives it.
+class OffloadScanner final : public Scanner {
+ public:
+  OffloadScanner(OffloadCaller& caller, Trace trace) : caller_(caller) { std::copy_n(trace.data(), kTraceBytes, trace_); }
+
+  bool scan(const RetrieveArgs& args, const Queries& queries) override { return caller_.scan(args, queries, trace_); }
+
+ private:
+  OffloadCaller& caller_;
+  char trace_[kTraceBytes];
 };
 
 struct HelperCounts {
   std::uint64_t jobs, units, refused, late, read_bytes, busy_ns;
   std::uint32_t in_flight;  // units
+  std::uint64_t scans;      // units of scans, among `units`
 };
 
 // What a helper did for a job that is traced.
@@ -177,23 +217,24 @@ class OffloadHelper {
   HelperCounts counts() const;
 
  private:
-  struct Taken;
+  // The job that is helped with.
+  struct Taken {
+    std::uint64_t sequence;
+    std::uint32_t units;
+  };
 
   std::uint32_t help(offload::Job& job, std::uint64_t sequence);
-  bool read_fields(offload::Job& job);
-  bool read_pages(const offload::Job& job, std::uint32_t unit);
-  bool is_mapped(std::uint64_t address, std::uint64_t size) const;
-  bool is_page_sound(const Page& page) const;
-  bool take_unit(offload::Job& job, std::uint64_t sequence, std::uint32_t& unit) const;
-  bool compute(offload::Job& job, std::uint64_t sequence, std::uint32_t unit);
+  offload::Help* help_with(offload::Kind kind) const;
+  bool take_unit(offload::Job& job, Taken of, std::uint32_t& unit) const;
+  bool compute(offload::Help& help, offload::Job& job, std::uint64_t sequence, std::uint32_t unit);
 
   JobBoard board_;
   MailboxWorker mailbox_;
   std::uint32_t helper_;
-  std::vector<MappedRange> ranges_;  // by address
-  std::unique_ptr<Taken> taken_;
+  MappedRanges ranges_;
+  std::unique_ptr<offload::Help> attend_, scan_;
   MailboxRequest request_{};
-  std::atomic<std::uint64_t> jobs_{0}, units_{0}, refused_{0}, late_{0}, read_bytes_{0}, busy_ns_{0};
+  std::atomic<std::uint64_t> jobs_{0}, units_{0}, refused_{0}, late_{0}, read_bytes_{0}, busy_ns_{0}, scans_{0};
   std::atomic<std::uint32_t> in_flight_{0};
 };
 

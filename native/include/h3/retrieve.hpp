@@ -9,6 +9,17 @@
 
 namespace h3 {
 
+class Queries;
+struct RetrieveArgs;
+
+// Somebody else who may look at the planes of all clusters.
+class Scanner {
+ public:
+  virtual ~Scanner() = default;
+  // Leaves the log-sum-exps that this process would find, bit for bit; or does nothing: false.
+  virtual bool scan(const RetrieveArgs& args, const Queries& queries) = 0;
+};
+
 struct RetrieveArgs {
   const void* q;             // [T, H, D] of q_dtype, contiguous, not rotated
   const Indexed* segments;   // [S]
@@ -23,6 +34,7 @@ struct RetrieveArgs {
   int segment_count;         // S
   float scale;               // of the scores, above 0
   int threads;               // at most; results do not depend on it
+  Scanner* scanner = nullptr;  // asked first when all clusters are scanned; null: nobody
 };
 
 struct SelectArgs {

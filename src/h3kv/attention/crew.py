@@ -5,7 +5,8 @@
                         nothing, and the end: all places are taken, or the hello was none
 
 Nothing else is said. The end of the connection is the end of a helper: its threads no longer run, so that none of its
-writes is still to come. A helper that leaves ends its threads first.
+writes is still to come. A helper that leaves ends its threads first. When the owner ends, helpers may write for a
+moment, or once they go on; `helper_locks` says how its successor knows when none of them does any more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from h3kv.attention.helper_locks import HelperLocks
 from h3kv.attention.offload import Helper, SpreadAttention
 from h3kv.attention.work_area import HELPERS_MAX
 from h3kv.core.errors import PeerBusyError, PeerUnavailableError
@@ -63,6 +65,7 @@ class CrewHub:
         socket_path: where it listens.
         attention: what they help with.
         mode: of the socket: 0600, or 0660.
+        claim: what `claim` gave, which is this hub's from now on; None: nobody else can have opened the work area.
 
     Raises:
         AddressInUseError: another process listens there.
@@ -70,10 +73,12 @@ class CrewHub:
         ConfigError: the path is too long for a socket.
     """
 
-    def __init__(self, socket_path: Path, attention: SpreadAttention, *, mode: int = 0o600) -> None:
+    def __init__(
+        self, socket_path: Path, attention: SpreadAttention, *, mode: int = 0o600, claim: int | None = None
+    ) -> None:
         self._place = MeetingPlace(socket_path, mode=mode)
         self._attention = attention
-        self._lock: int | None = self._place.lock_owner()
+        self._lock: int | None = self._place.lock_owner() if claim is None else claim
         self._helpers: dict[int, tuple[Helper, ...]] = {}
         """By descriptor of the connection. Empty: it has not said hello."""
         self._channels: dict[int, socket.socket] = {}
@@ -81,13 +86,38 @@ class CrewHub:
         self._last = 0
         self.refused_total = 0
         """Clients that were shown out: malformed messages, or no place left."""
-        try:
+        self._may_earlier_live = True
+        """Helpers of earlier owners. They have no connection to this one."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, self._lock)
+            self._locks = HelperLocks(socket_path, mode=mode)
+            stack.callback(self._locks.close)
             self._listener = self._place.listen()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            stack.pop_all()
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+
+    @staticmethod
+    def claim(socket_path: Path, *, mode: int = 0o600) -> int:
+        """The right to be the owner: a descriptor, held until it is closed. Get it before the work area is opened: that
+        takes all work away from whoever opened it before.
+
+        Raises:
+            AddressInUseError: another process has it.
+            StoreError: the folder is missing or closed to us.
+            ConfigError: the path is too long for a socket.
+        """
+        return MeetingPlace(socket_path, mode=mode).lock_owner()
+
+    @property
+    def locks_path(self) -> Path:
+        """The file of `HelperLocks`, for whoever shares the socket with a group."""
+        return self._locks.path
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether some helper, of this owner or of an earlier one, may still write, as far as `poll` has seen."""
+        return self._may_earlier_live or any(self._helpers.values())
 
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to do."""
@@ -96,6 +126,9 @@ class CrewHub:
     def poll(self, timeout_ns: int) -> list[CrewEvent]:
         """Who came and went, after waiting for at most so long."""
         events: list[CrewEvent] = []
+        if self._may_earlier_live and not self._locks.are_held(below=self._attention.first_number):
+            self._attention.bury_earlier()
+            self._may_earlier_live = False
         for key, _ in self._selector.select(timeout_ns / NS_PER_S):
             if key.fileobj is self._listener:
                 self._accept()
@@ -106,7 +139,7 @@ class CrewHub:
     def close(self) -> None:
         """Leave all helpers, which notice it and end their threads. Calling it again does nothing.
 
-        Their writes may still come: what they hold stays held until `SpreadAttention.bury_earlier` of the next owner.
+        Their writes may still come: what they hold stays held until the next owner finds that none of them lives.
         """
         if self._lock is None:
             return
@@ -117,6 +150,7 @@ class CrewHub:
         self._selector.close()
         self._listener.close()
         self._place.remove_socket()
+        self._locks.close()
         os.close(self._lock)
         self._lock = None
 
@@ -199,6 +233,7 @@ class CrewClient:
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
         self._channel: socket.socket | None = None
+        self._locks: HelperLocks | None = None
 
     def join(self, threads: int, *, timeout_ns: int) -> tuple[Helper, ...]:
         """Places for so many helping threads.
@@ -206,6 +241,7 @@ class CrewClient:
         Raises:
             PeerUnavailableError: nobody listens there in that time.
             PeerBusyError: all places are taken.
+            StoreError: the owner's folder is closed to us.
         """
         assert self._channel is None, "it has joined"
         deadline_ns = time.monotonic_ns() + timeout_ns
@@ -234,6 +270,9 @@ class CrewClient:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._locks is not None:
+            self._locks.close()
+            self._locks = None
 
     def _ask(self, threads: int, deadline_ns: int) -> tuple[Helper, ...] | None:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -249,8 +288,12 @@ class CrewClient:
             if len(packet) != _HELLO.size + threads * _PLACE.size or packet[: len(_MAGIC)] != _MAGIC:
                 message = f"{self._path} has no place for {threads} helpers: run fewer, or allow more"
                 raise PeerBusyError(message, peer=str(self._path))
+            places = _PLACE.iter_unpack(packet[_HELLO.size :])
+            helpers = tuple(Helper(Member(member, epoch), number) for member, epoch, number in places)
+            # Before any of them looks for work. A successor of the owner closes all jobs before it looks at locks.
+            self._locks = HelperLocks(self._path)
+            self._locks.hold(helper.number for helper in helpers)
             stack.pop_all()
         channel.settimeout(None)
         self._channel = channel
-        places = _PLACE.iter_unpack(packet[_HELLO.size :])
-        return tuple(Helper(Member(member, epoch), number) for member, epoch, number in places)
+        return helpers

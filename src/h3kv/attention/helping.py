@@ -1,4 +1,4 @@
-"""The side of a helper: it takes units of attention and computes them with the native kernels."""
+"""The side of a helper: it takes units of attention and of scans, and computes them with the native kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BURIED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TracedHelp:
-    """What was done for one attention whose request is traced."""
+    """What was done for one attention or scan whose request is traced."""
 
     context: bytes
     """Packed, of the span that asked."""
@@ -45,6 +45,8 @@ class HelperStatistics:
     busy_ns: int
     in_flight: int
     """Units, now."""
+    scans: int = 0
+    """Units of scans, among `units`."""
 
     def __add__(self, other: HelperStatistics) -> HelperStatistics:
         return HelperStatistics(
@@ -55,6 +57,7 @@ class HelperStatistics:
             read_bytes=self.read_bytes + other.read_bytes,
             busy_ns=self.busy_ns + other.busy_ns,
             in_flight=self.in_flight + other.in_flight,
+            scans=self.scans + other.scans,
         )
 
 
@@ -101,4 +104,7 @@ class AttentionHelper:
 
     def statistics(self) -> HelperStatistics:
         """Totals so far."""
-        return HelperStatistics(*self._native.counts())
+        jobs, units, refused, late, read_bytes, busy_ns, in_flight = self._native.counts()
+        return HelperStatistics(
+            jobs, units, refused, late, read_bytes, busy_ns, in_flight=in_flight, scans=self._native.scans()
+        )

@@ -82,6 +82,10 @@ class LocalThreads:
         """See `Offload.attend`."""
         _native.attend(*call)
 
+    def scanner(self) -> None:
+        """See `Offload.scanner`."""
+        return
+
 
 LOCAL: Final = LocalThreads()
 """Who computes where nobody else is named."""

@@ -1,10 +1,12 @@
-"""Attention of decode steps spread over helping processes, with the numbers of this process alone.
+"""Attention and index search of decode steps spread over helping processes, with the numbers of this process alone.
 
     attend -> job -> units -> helpers (in any number)
                   -> units -> threads of this process        merged here, in position order
+    scan   -> job -> the same                                clusters are chosen here
 
-Pages that lie in shared regions can be read by helpers; units of other pages are computed here, and so is whatever no
-helper took, or did not finish within some times that a unit takes. `native/include/h3/offload.hpp` has the protocol.
+Pages and planes that lie in shared regions can be read by helpers; units of others are computed here, and so is
+whatever no helper took, or did not finish within some times that a unit takes. `native/include/h3/offload.hpp` has the
+protocol.
 """
 
 from __future__ import annotations
@@ -34,6 +36,22 @@ class Helper:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanStatistics:
+    """What became of scans of an index, in total. Fields as of `OffloadStatistics`."""
+
+    scans: int
+    shared: int
+    units: int
+    units_helped: int
+    units_revoked: int
+    units_refused: int
+    without_room: int
+
+
+NO_SCANS: Final = ScanStatistics(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadStatistics:
     """What became of attentions, in total, and who helps now."""
 
@@ -53,33 +71,43 @@ class OffloadStatistics:
     helpers: int
     quarantined_jobs: int
     """Jobs that are not used again until a late helper lets go, or is buried."""
+    scanning: ScanStatistics = NO_SCANS
+    """Of the searches of retrieval, which are shared as attentions are."""
 
 
 class SpreadAttention:
-    """Satisfies `core.ports.Offload`. All methods may be called from any thread; of several attentions at once, one is
-    spread.
+    """Satisfies `core.ports.Offload`. All methods may be called from any thread; of several attentions and scans at
+    once, one is spread.
 
     Args:
-        area: the work region, opened by this process.
+        area: the work region, opened by this process. It stays the caller's, and open for longer than this.
         shared: range of addresses that helpers can read.
     """
 
     def __init__(self, area: WorkArea, *, shared: tuple[int, int] = REGION_ADDRESSES) -> None:
         self._area = area
         self._member = area.mailbox.register_caller()
+        self.first_number = area.board.next_helper()
+        """Helpers of earlier owners have smaller numbers, those of this one larger ones."""
         self._native = _native.OffloadCaller(
             area.board, area.mailbox.native, (self._member.id, self._member.epoch), shared
         )
         self._trace = UNTRACED
+        self._scanner = self._native.scanner(UNTRACED)
 
     def attend(self, call: AttendCall) -> None:
         """See `Offload.attend`."""
         self._native.attend(self._trace, call)
 
+    def scanner(self) -> _native.OffloadScanner:
+        """See `Offload.scanner`."""
+        return self._scanner
+
     def trace(self, context: bytes) -> None:
-        """The packed context under which helpers report what they do for the next attentions."""
+        """The packed context under which helpers report what they do for the next attentions and scans."""
         assert len(context) == PACKED_BYTES, f"{len(context)} bytes are no context"
-        self._trace = context
+        if context != self._trace:
+            self._trace, self._scanner = context, self._native.scanner(context)
 
     def join(self) -> Helper:
         """A place for a helper, which takes units from now on.
@@ -113,10 +141,11 @@ class SpreadAttention:
             without_room=without_room,
             helpers=self._native.helpers(),
             quarantined_jobs=self._native.quarantined(),
+            scanning=ScanStatistics(*self._native.scan_counts()),
         )
 
     def close(self) -> None:
-        """Ask for no more help. Calling it again does nothing."""
+        """Ask for no more help. Nobody attends through it any more. Calling it again does nothing."""
         self._area.mailbox.bury_caller(self._member)
 
     def check_integrity(self) -> None:

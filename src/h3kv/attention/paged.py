@@ -28,6 +28,7 @@ from h3kv.attention.parts import Part, merge
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.attention.retriever import PageSource, Query, retrieve
+from h3kv.attention.touches import TouchSample
 from h3kv.core.layout import CacheLayout, PageLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS
 from h3kv.core.ports import Offload
@@ -86,8 +87,8 @@ class PagedCache:
         pages: room of the page table to begin with, in blocks.
         source: gives what lies on NVMe; None where nothing ever does.
         window_tokens: newest tokens that are always attended to exactly.
-        recall_sample: receives what retrieval caught; shared with other sequences. Its own where None.
-        offload: who attends to what is not on the device.
+        recall_sample, touch_sample: receive what retrieval caught; shared with other sequences. Its own where None.
+        offload: who attends to what is not on the device, and searches indexes.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class PagedCache:
         source: SlabSource | None = None,
         window_tokens: int = 0,
         recall_sample: RecallSample | None = None,
+        touch_sample: TouchSample | None = None,
         offload: Offload = native.LOCAL,
     ) -> None:
         self._kernels = kernels
@@ -112,6 +114,7 @@ class PagedCache:
         self._steps = 0
         self._recall_sample = RecallSample() if recall_sample is None else recall_sample
         self._recall_turn = self._recall_sample.open_turn()
+        self._touch_turn = (TouchSample() if touch_sample is None else touch_sample).open_turn()
         # The step whose recall is measured, and in which layer.
         self._recalled: tuple[int, int | None] | None = None
         self.are_rows_apart = False
@@ -188,6 +191,9 @@ class PagedCache:
             return self._attend_rows(layer, query, indexed=None, dtype=q_QHD.dtype).out_THD
         exact = self._attend_rows(layer, query, indexed=indexed, dtype=torch.float32)
         self.meter.exact_tokens += self._exact_tokens(layer, indexed, len(q_QHD))
+        measures_touches = self._touch_turn.measures(
+            layer, self._steps, layers=self._layout.layers, dense_layers=self.retrieval.dense_layers
+        )
         retrieved = retrieve(
             query,
             indexed,
@@ -197,6 +203,8 @@ class PagedCache:
             setting=self.retrieval,
             source=self.page_source,
             meter=self.meter,
+            touches=self._touch_turn if measures_touches else None,
+            offload=self._offload,
         )
         if self._measures_recall(layer, self.retrieval):
             # Of all attention, what is in the tokens that were read.

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv import _native
-from h3kv.attention.native import CODES, TORCH_DTYPES
+from h3kv.attention.native import CODES, LOCAL, TORCH_DTYPES
 from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import SCALES_BYTES, PageLayout, SlabLayout
 from h3kv.core.limits import BLOCK_CLUSTERS, BLOCK_TOKENS, CLUSTER_TOKENS, SEGMENT_BLOCKS_MAX
+from h3kv.core.ports import Offload
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
 
@@ -124,6 +125,7 @@ class Retrieval:
         scale: of the scores, above 0; None: 1 / sqrt(D).
         meter: counts what is read; None: nobody counts.
         threads: None: torch's number.
+        offload: who searches the index beside these threads. Results do not depend on it.
 
     Raises:
         ShapeError: shapes, types or strides disagree, or the encoding has no index.
@@ -138,6 +140,7 @@ class Retrieval:
         scale: float | None = None,
         meter: RetrievalMeter | None = None,
         threads: int | None = None,
+        offload: Offload = LOCAL,
     ) -> None:
         _check(q_THD, segments_S, layout)
         tokens, heads = q_THD.shape[:2]
@@ -157,12 +160,19 @@ class Retrieval:
             totals=self._totals_TH.data_ptr(),
             scale=scale,
             threads=threads,
+            offload=offload,
         )
 
     @property
     def lse_THC(self) -> Tensor:
         """After `select`, the natural log-sum-exp of each cluster as the choice saw it; -inf where there is none."""
         return self._lse_THC * math.log(2)
+
+    @property
+    def chosen_TKC(self) -> NDArray[np.int32]:
+        """What `select` gave."""
+        assert self._chosen_TKC is not None, "select comes first"
+        return self._chosen_TKC
 
     def select(self, exact_lse_TH: Tensor, *, setting: RetrievalSetting, runners: int = 0) -> NDArray[np.int32]:
         """Clusters that each row and KV head reads exactly.
@@ -244,8 +254,7 @@ class Retrieval:
         Raises:
             ShapeError: as in `attend`, or `exact` has other shapes.
         """
-        chosen_TKC = self._chosen_TKC
-        assert chosen_TKC is not None, "select comes first"
+        chosen_TKC = self.chosen_TKC
         self._check_addresses(chosen_TKC, addresses_TKC)
         exact = None if exact is None else _checked_part(exact, self._q_THD)
         part = Part(torch.empty(self._q_THD.shape, dtype=torch.float32), torch.empty(self._q_THD.shape[:2]))
@@ -295,6 +304,7 @@ def retrieve_in_memory(
     setting: RetrievalSetting,
     meter: RetrievalMeter,
     scale: float | None = None,
+    offload: Offload = LOCAL,
 ) -> tuple[Part, Tensor]:
     """`select` and `attend_apart` of a `Retrieval` in one call, for segments that lie in memory. Equal bit for bit.
 
@@ -303,7 +313,7 @@ def retrieve_in_memory(
     _check(q_THD, segments_S, layout)
     exact = _checked_part(exact, q_THD)
     assert lies_in_memory(segments_S), "what is not in memory is chosen first"
-    native = _native_retrieval(q_THD, segments_S, layout, lse=0, totals=0, scale=scale, threads=None)
+    native = _native_retrieval(q_THD, segments_S, layout, lse=0, totals=0, scale=scale, threads=None, offload=offload)
     part = Part(torch.empty(q_THD.shape, dtype=torch.float32), torch.empty(q_THD.shape[:2], dtype=torch.float32))
     read_lse_TH = torch.empty(q_THD.shape[:2], dtype=torch.float32)
     clusters, read, pages = native.run(
@@ -331,6 +341,7 @@ def _native_retrieval(
     totals: int,
     scale: float | None,
     threads: int | None,
+    offload: Offload,
 ) -> _native.Retrieval:
     tokens, heads, head_dim = q_THD.shape
     page = layout.page
@@ -350,6 +361,7 @@ def _native_retrieval(
         len(segments_S),
         head_dim**-0.5 if scale is None else scale,
         torch.get_num_threads() if threads is None else threads,
+        offload.scanner(),
     )
 
 

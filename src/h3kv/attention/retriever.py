@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv import _native
+from h3kv.attention.native import LOCAL
 from h3kv.attention.page_table import IndexedSegments
 from h3kv.attention.parts import Part
 from h3kv.attention.retrieval import Retrieval, RetrievalMeter, lies_in_memory, retrieve_in_memory
+from h3kv.attention.touches import TouchTurn
 from h3kv.core.layout import SlabLayout
 from h3kv.core.limits import CLUSTER_TOKENS
+from h3kv.core.ports import Offload
 from h3kv.core.retrieval import RetrievalSetting
 
 WANTED_DTYPE: Final = np.dtype([("segment", "<u8"), ("kv_head", "<u2"), ("block", "<u2"), ("reserved", "<u4")])
@@ -88,6 +91,8 @@ def retrieve(
     setting: RetrievalSetting,
     source: PageSource | None,
     meter: RetrievalMeter,
+    touches: TouchTurn | None = None,
+    offload: Offload = LOCAL,
 ) -> Retrieved:
     """Attention to the tokens of `exact` and to those of the indexed segments.
 
@@ -100,6 +105,8 @@ def retrieve(
         setting: how they choose.
         source: gives pages on NVMe; may be None where all lie in memory.
         meter: counts what is read.
+        touches: receives how much attention each segment's chosen clusters drew. The numbers do not depend on it.
+        offload: who searches the index beside this process. Nor do they depend on that.
 
     Raises:
         SlabCorruptError, SlabUnavailableError: as `PageSource.take`.
@@ -114,20 +121,32 @@ def retrieve(
     for start in range(0, len(q_QHD), rows):
         end = start + rows
         q_of_rows, of_rows = q_QHD[start:end], Part(exact.out_THD[start:end], exact.lse_TH[start:end])
-        if in_memory:
+        if in_memory and touches is None:
             found.append(
                 retrieve_in_memory(
-                    q_of_rows, segments_S, of_rows, layout=layout, setting=setting, meter=meter, scale=query.scale
+                    q_of_rows,
+                    segments_S,
+                    of_rows,
+                    layout=layout,
+                    setting=setting,
+                    meter=meter,
+                    scale=query.scale,
+                    offload=offload,
                 )
             )
         else:
-            retrieval = Retrieval(q_of_rows, segments_S, layout=layout, scale=query.scale, meter=meter)
+            retrieval = Retrieval(q_of_rows, segments_S, layout=layout, scale=query.scale, meter=meter, offload=offload)
             found.append(_attend_cold(retrieval, of_rows, indexed, layer=layer, setting=setting, source=source))
-    part, read_lse_QH = found[0]
-    if len(found) > 1:
-        part = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
-        read_lse_QH = torch.cat([lse_QH for _, lse_QH in found])
+            if touches is not None:
+                touches.add(retrieval.chosen_TKC, retrieval.lse_THC, found[-1][0].lse_TH, indexed.segments)
+    part, read_lse_QH = found[0] if len(found) == 1 else _joined(found)
     return Retrieved(Part(part.out_THD.to(device), part.lse_TH.to(device)), read_lse_QH)
+
+
+def _joined(found: list[tuple[Part, Tensor]]) -> tuple[Part, Tensor]:
+    """What was found of groups of rows, as one."""
+    part = Part(torch.cat([part.out_THD for part, _ in found]), torch.cat([part.lse_TH for part, _ in found]))
+    return part, torch.cat([lse_QH for _, lse_QH in found])
 
 
 def _attend_cold(

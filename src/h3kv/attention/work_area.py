@@ -1,4 +1,5 @@
-"""The region through which attention is spread over processes: a mailbox that asks for help, and room for jobs.
+"""The region through which attention and index search are spread over processes: a mailbox that asks for help, and
+room for jobs.
 
     0           geometry.mailbox.size_bytes, up to 4 KiB         geometry.size_bytes
     +-----------+------------------------------------------------+
@@ -26,6 +27,7 @@ PURPOSE: Final = "work"
 HELPERS_MAX: Final = 64
 """As many as a mailbox has places for workers."""
 
+_MAILBOX: Final = "the work mailbox"
 _REQUEST_BYTES: Final = 48
 _REPLY_BYTES: Final = 8
 _ENTRIES_PER_HELPER: Final = 4
@@ -46,7 +48,8 @@ class WorkGeometry:
     """One is under way; one more for each helper that is late, up to 64."""
     job_bytes: int = 4 << 20
     """Of one attention: about 56 bytes for each page and KV head, and 4 x rows x (head_dim + 2) for each 1,024 tokens
-    and KV head. 128K tokens of 8 KV heads of 128 with 4 query heads each take 3 MiB; what takes more is done alone."""
+    and KV head. 128K tokens of 8 KV heads of 128 with 4 query heads each take 3 MiB; what takes more is done alone. A
+    scan takes less: 256 bytes for each 1,024 tokens, row and query head."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.helpers <= HELPERS_MAX or not _native.job_board_bytes(self.jobs, self.job_bytes):
@@ -55,6 +58,19 @@ class WorkGeometry:
                 f"{_native.OFFLOAD_JOBS_MAX} jobs, and job_bytes is a multiple of 64 from 192 bytes to 1 GiB",
                 field="work",
             )
+
+    @classmethod
+    def fitting(cls, size_bytes: int) -> WorkGeometry:
+        """The one with the most helpers that a region of so much data has room for.
+
+        Raises:
+            ConfigError: it has room for none.
+        """
+        fitting = [each for helpers in range(1, HELPERS_MAX + 1) if (each := cls(helpers)).size_bytes <= size_bytes]
+        if not fitting:
+            message = f"a work region of {size_bytes} bytes is too small: it takes {cls(1).size_bytes} for one helper"
+            raise ConfigError(message, field="work")
+        return fitting[-1]
 
     @property
     def mailbox(self) -> MailboxGeometry:
@@ -72,12 +88,16 @@ class WorkGeometry:
 
 
 class WorkArea:
-    """The region's data, as this process sees it."""
+    """The region's data, as this process sees it. It keeps the memory mapped until `close`."""
 
     def __init__(self, mailbox: Mailbox, board: _native.JobBoard, memory: object) -> None:
         self.mailbox = mailbox
         self.board = board
-        self._memory = memory
+        self._memory: object | None = memory
+
+    def close(self) -> None:
+        """Let go of the memory. Nothing of this may be used afterwards. Calling it again does nothing."""
+        self._memory = None
 
     @classmethod
     def open(cls, memory: memoryview, geometry: WorkGeometry) -> Self:
@@ -99,7 +119,8 @@ class WorkArea:
             board = _native.JobBoard.open(address + offset, memory.nbytes - offset, geometry.jobs, geometry.job_bytes)
         except ValueError as error:
             raise _malformed(str(error)) from error
-        return cls(Mailbox.create(memory, geometry.mailbox, name="the work mailbox"), board, held)
+        place = address, geometry.mailbox.size_bytes
+        return cls(Mailbox.create(place, geometry.mailbox, name=_MAILBOX), board, held)
 
     @classmethod
     def attach(cls, memory: memoryview) -> Self:
@@ -109,7 +130,7 @@ class WorkArea:
             StoreFormatError: no area lies there, or one of another version.
         """
         held, address = _address(memory)
-        mailbox = Mailbox.attach(memory, name="the work mailbox")
+        mailbox = Mailbox.attach((address, memory.nbytes), name=_MAILBOX)
         offset = _whole(mailbox.geometry.size_bytes)
         if offset >= memory.nbytes:
             raise _malformed("no room behind its mailbox")

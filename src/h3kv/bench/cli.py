@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -191,13 +190,19 @@ def services(
     model: Model = DEFAULT_MODEL,
     threads: Threads = None,
     text: ScoredText = None,
+    store: Store = Path(),
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Only mailbox, decode, decisions, sealing, migration or growth; repeat it for more."),
+    ] = None,
 ) -> None:
-    """Round trip of the mailbox; decode with attention spread over a process of its own, against one process.
+    """A node of processes: mailbox, decode against one process, decisions, sealing, moves beside decode, growth.
 
     It needs a checkout of the repository: the processes are not part of the wheel.
     """
     with _measuring(json, threads) as (results, console):
-        _services(results, console, model, quick=quick, named=read_text(text))
+        named = read_text(text)
+        _services(results, _tiered(console, model, store, 1), parts=part or [], quick=quick, named=named)
 
 
 @app.command("all")
@@ -270,15 +275,12 @@ def _exact(results: Results, setting: TieredSetting, *, quick: bool, named: Name
     equality.run(results, setting, equality.QUICK if quick else equality.FULL, named=named)
 
 
-def _services(results: Results, console: Console, model: str, *, quick: bool, named: NamedText) -> None:
-    from h3kv.bench import mailbox
-    from h3kv.bench import services as processes
+def _services(results: Results, setting: TieredSetting, *, parts: Sequence[str], quick: bool, named: NamedText) -> None:
+    from h3kv.bench import services_group
 
-    mailbox.measure(results, sizes=mailbox.QUICK if quick else mailbox.FULL)
-    sizes = processes.QUICK if quick else processes.FULL
-    # Paths of sockets are short: not the current folder.
-    with tempfile.TemporaryDirectory(prefix="h3-") as folder:
-        processes.decode_speed(results, _tiered(console, model, Path(folder), 1), sizes, named=named)
+    services_group.run(
+        results, services_group.Request(setting, named, quick=quick, parts=services_group.parts_of(parts))
+    )
 
 
 def _kernel(results: Results, console: Console, *, quick: bool) -> None:

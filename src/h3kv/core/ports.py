@@ -204,13 +204,18 @@ class AttendCall(NamedTuple):
 
 
 class Offload(Protocol):
-    """Who computes attention over pages in main memory: threads of this process, or other processes besides.
+    """Who computes attention over pages in main memory, and searches their index: threads of this process, or other
+    processes besides.
 
     The numbers are the same, bit for bit, whoever computes them.
     """
 
     def attend(self, call: AttendCall) -> None:
         """Attend; `out` and `lse` are written when this returns. It waits for nobody beyond a bound."""
+        ...
+
+    def scanner(self) -> object | None:
+        """What the native core gives the scan of an index to, for a retrieval that begins now; None: to nobody."""
         ...
 
 

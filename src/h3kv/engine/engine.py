@@ -251,6 +251,8 @@ class Engine:
         """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
         before, reads = sequence.kv.tokens, dataclasses.replace(sequence.kv.cache.meter)
         self._before_step(sequence.id, before < sequence.prompt_tokens)
+        if before < sequence.prompt_tokens:
+            sequence.kv.touch_found()
         try:
             events = sequence.step(self._model, self._clock, chunks=self._chunks, device=self._device)
             self._reporter.stepped(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.recall import RecallSample
+from h3kv.attention.touches import TouchSample
 from h3kv.core.ports import Offload, Telemetry
 from h3kv.engine.capacity import Census
 from h3kv.engine.page_cache import PageCache
@@ -35,6 +36,8 @@ class KvParts:
     census: Census
     """Who runs."""
     recall_sample: RecallSample = field(default_factory=RecallSample)
+    """Of all sequences."""
+    touch_sample: TouchSample = field(default_factory=TouchSample)
     """Of all sequences."""
     offload: Offload = native.LOCAL
     """Who attends to what is not on the device."""

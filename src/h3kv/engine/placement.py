@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
@@ -154,9 +154,21 @@ class Placer:
         for segment_id in evicted:
             segment = self._table.find(segment_id)
             assert segment is not None
-            self._give_up(segment)
+            self.give_up(segment)
         self._plan([])
         return len(evicted)
+
+    def ask(self, segments: Iterable[SegmentId], target: Tier, *, reason: str) -> None:
+        """Begin moves that others decided, between two steps. `is_asked` says which are still to end."""
+        self._plan([policy.MoveAsked(segment, target, reason) for segment in segments])
+
+    def ask_no_more(self, segment: SegmentId) -> None:
+        """What was asked for and has not begun does not begin."""
+        self._plan([policy.MoveNotAsked(segment)])
+
+    def is_asked(self, segment: SegmentId) -> bool:
+        """Whether what was asked for it has not ended, well or not."""
+        return segment in self._state.asked
 
     def settle(self, timeout_ns: int) -> None:
         """Write what is to be written, as far as the time allows."""
@@ -213,7 +225,7 @@ class Placer:
         other = segment.cold_L if command.tier is Tier.HOST else segment.home_L
         if other is None:
             if segment.pins == 0:
-                self._give_up(segment)
+                self.give_up(segment)
             return
         if command.tier is Tier.HOST:
             self._table.release_home(segment)
@@ -221,7 +233,8 @@ class Placer:
             self._table.release_cold(segment)
         self._events.append(policy.SegmentLeft(segment.id, command.tier))
 
-    def _give_up(self, segment: Segment) -> None:
+    def give_up(self, segment: Segment) -> None:
+        """Forget a sealed segment that nobody pins, wherever it lies."""
         tier = self._table.tier if segment.home_L is not None else Tier.NVME
         self._table.give_up(segment)
         self._telemetry.count(names.EVICTED_SEGMENTS, tier=tier)
@@ -301,6 +314,7 @@ class Placer:
             self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
             return
         segment.cold_L = copying.handles_L
+        self._table.note_changed(segment)
         self._events.append(policy.SegmentPlaced(segment.id, Tier.NVME))
         self._count_move(segment, copying.reason, source=self._table.tier, target=Tier.NVME, start_ns=copying.start_ns)
 
@@ -363,6 +377,7 @@ class Placer:
         self._table.poll()
         segment.home_L, segment.addresses_L = arrival.handles_L, arrival.addresses_L
         segment.version += 1
+        self._table.note_changed(segment)
         self._events.append(policy.SegmentPlaced(segment.id, Tier.HOST))
         self._count_move(segment, found.reason, source=Tier.NVME, target=self._table.tier, start_ns=found.start_ns)
 

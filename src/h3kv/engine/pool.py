@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.recall import RecallSample
+from h3kv.attention.touches import TouchSample
 from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
@@ -140,6 +141,7 @@ class KvPool:
             directory=directory,
             telemetry=telemetry,
             indexes=self.indexes,
+            clock=clock,
             cold=cold,
             apart_blocks=shares.blocks,
         )
@@ -184,6 +186,11 @@ class KvPool:
     def recall_sample(self) -> RecallSample:
         """What retrieval has caught in each layer, over all sequences so far."""
         return self._parts.recall_sample
+
+    @property
+    def touch_sample(self) -> TouchSample:
+        """How much attention segments draw, when someone asks."""
+        return self._parts.touch_sample
 
     @property
     def resident_tokens(self) -> int | None:

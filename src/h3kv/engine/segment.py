@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle
+from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle, Tier
 from h3kv.tiers.index_store import IndexSlot
 
 
@@ -71,11 +71,32 @@ class Segment:
     """Whether a copy to the cold store is being written from its home slots: they stay until it has ended."""
     version: int = 0
     """Counts how often its place changed."""
+    used_ns: int = 0
+    """When a sequence used it last, by the table's clock: for one without pins."""
 
     @property
     def keys(self) -> tuple[BlockKey, ...]:
         """Of the blocks that are filled, once it is sealed."""
         return () if self.label is None else self.label.keys
+
+    @property
+    def generation(self) -> int:
+        """Of its place, from 1: whoever names another one means a place where it is no longer."""
+        return self.version + 1
+
+    @property
+    def tiers(self) -> frozenset[Tier]:
+        """Where it lies; its home counts as HOST."""
+        places = {Tier.HOST: self.home_L, Tier.NVME: self.cold_L}
+        return frozenset(tier for tier, handles_L in places.items() if handles_L is not None)
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether a sequence reads all of it in every step, so that it should stay in memory.
+
+        Retrieval reads what it chooses, once there is an index.
+        """
+        return self.pins > self.retrieving or (self.pins > 0 and self.clustered_blocks == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +106,10 @@ class SegmentStatistics:
     segments: int
     sealed: int
     pins: int
+    home_pins: int
+    """Pins of segments that lie in the home tier, and"""
     pinned_bytes: int
-    """In the home tier."""
+    """the bytes that these take there."""
     used_blocks: int
     """Of segments that running sequences use, wherever they lie."""
     cold_blocks: int

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
-from h3kv.core.ports import AddressableStore, Directory, PersistentStore, Telemetry
+from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
 from h3kv.core.types import (
     BlockKey,
     Completion,
@@ -53,6 +53,7 @@ class SegmentTable:
         directory: where the keys of sealed segments are published.
         telemetry: receives failed seals.
         indexes: of clustered segments.
+        clock: for when segments were used.
         apart_blocks: room of the home tier that others reserved, in blocks of one layer.
     """
 
@@ -64,6 +65,7 @@ class SegmentTable:
         directory: Directory,
         telemetry: Telemetry,
         indexes: SegmentIndexes,
+        clock: Clock,
         cold: PersistentStore | None = None,
         apart_blocks: int = 0,
     ) -> None:
@@ -73,6 +75,7 @@ class SegmentTable:
         self.indexes = indexes
         self._directory = directory
         self._telemetry = telemetry
+        self._clock = clock
         self._apart_bytes = layout.slab.size_bytes(apart_blocks)
         self._segments: dict[SegmentId, Segment] = {}
         # Removed, while a copy or an arrival still uses their slots in the home.
@@ -81,6 +84,8 @@ class SegmentTable:
         self._room_maker: RoomMaker | None = None
         self._forget_pages: Callable[[SegmentId], None] = lambda _: None
         self._events: list[Event] = []
+        # Segments that changed since someone asked; None: nobody ever did.
+        self._changed: dict[SegmentId, None] | None = None
 
     @property
     def tier(self) -> Tier:
@@ -108,6 +113,17 @@ class SegmentTable:
         """What happened to sealed segments since the last call, for the policy."""
         events, self._events = self._events, []
         return events
+
+    def take_changed(self) -> list[SegmentId]:
+        """Segments that appeared, moved, were pinned, unpinned or removed since the last call; at first, all."""
+        changed = self._segments if self._changed is None else self._changed
+        self._changed = {}
+        return list(changed)
+
+    def note_changed(self, segment: Segment) -> None:
+        """A segment has come to lie in another tier."""
+        if self._changed is not None:
+            self._changed[segment.id] = None
 
     def find(self, segment: SegmentId) -> Segment | None:
         """The segment of this number, while it is there."""
@@ -160,7 +176,7 @@ class SegmentTable:
             segment.parent = place_of.get(kept.label.parent)
             self._segments[segment.id] = segment
             self._directory.publish(segment.keys, segment.id)
-            self._events.append(self._appearance(segment))
+            self._appear(segment)
 
     def seal(self, segment: Segment, label: SegmentLabel | None, *, parent: Segment | None) -> None:
         """Make the filled blocks of an open segment immutable; shared as soon as its moves end, if it has a label.
@@ -207,6 +223,7 @@ class SegmentTable:
         if found is None or found.phase is not Phase.SEALED or found.keys[: len(keys)] != tuple(keys):
             return None
         found.pins += 1
+        self.note_changed(found)
         self._events += [SegmentTouched(found.id), SegmentPinned(found.id)]
         return found
 
@@ -214,7 +231,9 @@ class SegmentTable:
         """Give a pin back. A segment that nobody can share goes with its last pin."""
         assert segment.pins > 0, f"segment {segment.id} is not pinned"
         segment.pins -= 1
+        self.note_changed(segment)
         if segment.pins == 0:
+            segment.used_ns = self._clock.now_ns()
             self.indexes.release(segment)
         if segment.phase is Phase.SEALED:
             self._events += [SegmentTouched(segment.id), SegmentUnpinned(segment.id)]
@@ -259,6 +278,7 @@ class SegmentTable:
             self.home.release(segment.home_L)
             segment.home_L = segment.addresses_L = None
             segment.version += 1
+            self.note_changed(segment)
 
     def release_cold(self, segment: Segment) -> None:
         """Give its slots in the cold store back, if it has any."""
@@ -267,6 +287,7 @@ class SegmentTable:
             segment.cold_L = None
             self._forget_pages(segment.id)
             segment.version += 1
+            self.note_changed(segment)
 
     def statistics(self) -> SegmentStatistics:
         """Contents now."""
@@ -275,6 +296,7 @@ class SegmentTable:
             segments=len(segments),
             sealed=sum(segment.phase is Phase.SEALED for segment in segments),
             pins=sum(segment.pins for segment in segments),
+            home_pins=sum(segment.pins for segment in segments if segment.home_L),
             pinned_bytes=self.layout.block_bytes * sum(s.room_blocks for s in segments if s.pins and s.home_L),
             used_blocks=sum(s.room_blocks for s in segments if s.pins),
             cold_blocks=sum(s.room_blocks for s in segments if s.pins and not s.home_L),
@@ -331,6 +353,7 @@ class SegmentTable:
 
     def _forget(self, segment: Segment) -> None:
         self._directory.withdraw(segment.keys, segment.id)
+        self.note_changed(segment)
         self._events.append(SegmentGone(segment.id))
 
     def _remove(self, segment: Segment) -> None:
@@ -356,13 +379,13 @@ class SegmentTable:
         segment.phase = Phase.SEALED
         if segment.label is not None:
             self._directory.publish(segment.keys, segment.id)
-        self._events.append(self._appearance(segment))
+        self._appear(segment)
         self._events += [SegmentPinned(segment.id)] * segment.pins
 
-    def _appearance(self, segment: Segment) -> SegmentAppeared:
-        tiers = {Tier.HOST: segment.home_L, Tier.NVME: segment.cold_L}
-        lies_in = frozenset(tier for tier, handles_L in tiers.items() if handles_L is not None)
-        return SegmentAppeared(segment.id, segment.parent, segment.room_blocks, lies_in)
+    def _appear(self, segment: Segment) -> None:
+        segment.used_ns = self._clock.now_ns()
+        self.note_changed(segment)
+        self._events.append(SegmentAppeared(segment.id, segment.parent, segment.room_blocks, segment.tiers))
 
     def _give_up_seal(self, segment: Segment) -> None:
         """Leave a segment to its owner, whose last pin takes it away."""

@@ -91,6 +91,7 @@ class SequenceKv:
             source=parts.stream,
             window_tokens=parts.window_blocks * BLOCK_TOKENS,
             recall_sample=parts.recall_sample,
+            touch_sample=parts.touch_sample,
             offload=parts.offload,
         )
         # The first block that was computed under retrieval: its KV is of another class than what others look for.
@@ -120,6 +121,10 @@ class SequenceKv:
     def pins(self) -> int:
         """Pins that this sequence holds, one for each segment."""
         return len(self._held) + len(self._spare)
+
+    def touch_found(self) -> None:
+        """Say that what a lookup found for it is in use: as long as it reads its prompt."""
+        self._parts.touch_sample.find(held.segment.id for held in self._held if not held.is_own)
 
     @property
     def retrieval(self) -> RetrievalSetting | None:

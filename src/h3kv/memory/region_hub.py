@@ -41,6 +41,8 @@ from h3kv.memory.region import Region
 CLIENTS_MAX: Final = 256
 HELLO_NS: Final = 10 * NS_PER_S
 """A client that has said nothing after so long is shown out."""
+AGAIN_NS: Final = 2 * NS_PER_S
+"""For a holder to ask again that did not wait for its answer."""
 _LOOK_NS: Final = 50 * NS_PER_MS
 """Between two looks whether anybody still has the forerunner's regions."""
 
@@ -301,9 +303,13 @@ class RegionHub:
         # A holder that nobody wrote down could not return to a successor.
         self._mark()
         if not self._send(client, Welcome(self._boot_token, holder, identities), fds):
-            # Its end is read from its socket, and reported then.
-            with contextlib.suppress(OSError):
-                client.channel.shutdown(socket.SHUT_RDWR)
+            self._drop(client)
+            if has_returned:
+                # It waits no longer for this answer, and asks again: its leases are kept for that.
+                self._awaited[holder] = MarkedHolder(holder, hello.name, hello.boot_token)
+                self._awaited_until_ns = max(self._awaited_until_ns, time.monotonic_ns() + AGAIN_NS)
+            self._mark()
+            return None
         close_all(client.fds)
         client.fds = []
         return HolderJoined(holder, hello.name, hello.boot_token, has_returned=has_returned)

@@ -42,6 +42,10 @@ class Draft:
         self.rooms: dict[Tier, Room] = dict(state.rooms)
         self.jitter_ns: dict[Tier, tuple[str, float]] = dict(state.jitter_ns)
         self.commands: dict[CommandId, Command] = dict(state.commands)
+        self._coming: dict[Tier, int] = dict.fromkeys(Tier, 0)
+        """Bytes that commands bring to each tier."""
+        for command in state.commands.values():
+            self._coming[command.target] += command.moved_bytes
         self.claims: dict[SegmentRef, Claim] = dict(state.claims)
         self.shrinking = set(state.shrinking)
         self.balances = self._refilled(state)
@@ -103,7 +107,7 @@ class Draft:
         self.touched.pop(ref, None)
         self.claims.pop(ref, None)
         if known.command is not None:
-            del self.commands[known.command]
+            self.take_off(known.command)
             self.lose_claims(known.command)
 
     def forget_owner(self, name: str) -> None:
@@ -144,9 +148,15 @@ class Draft:
         self.next_command += 1
         self.balances[planned.direction] -= planned.moved_bytes
         self.commands[planned.id] = planned
+        self._coming[planned.target] += planned.moved_bytes
         self.put(ref, replace(segment, command=planned.id))
         self.plan.append(planned)
         return planned
+
+    def take_off(self, number: CommandId) -> None:
+        """A command is under way no longer."""
+        command = self.commands.pop(number)
+        self._coming[command.target] -= command.moved_bytes
 
     def affords(self, direction: Direction, moved_bytes: int) -> bool:
         """Whether this tick's budget allows it. More than a whole budget only where none of it is spent."""
@@ -157,8 +167,7 @@ class Draft:
 
     def free_bytes(self, tier: Tier) -> int:
         """Free in a tier once all that is on its way there has come; what is leaving still counts."""
-        coming = sum(command.moved_bytes for command in self.commands.values() if command.target is tier)
-        return self.rooms[tier].free_bytes - coming
+        return self.rooms[tier].free_bytes - self._coming[tier]
 
     def used_bytes(self, tier: Tier) -> int:
         """Used in a tier once all that is under way has ended."""

@@ -182,7 +182,7 @@ def _end_move(draft: Draft, event: MoveEnded) -> None:
 
 def _take_off(draft: Draft, command: Command) -> TrackedSegment:
     """A command is under way no longer. Returns its segment."""
-    del draft.commands[command.id]
+    draft.take_off(command.id)
     segment = replace(draft.segments[command.ref], command=None)
     draft.put(command.ref, segment)
     return segment

@@ -21,7 +21,9 @@ from h3kv.policy.placement_state import (
     Copy,
     Drop,
     Event,
+    MoveAsked,
     MoveFailed,
+    MoveNotAsked,
     PlacedSegment,
     PlacementConfig,
     PlacementState,
@@ -42,7 +44,9 @@ __all__ = [
     "Copy",
     "Drop",
     "Event",
+    "MoveAsked",
     "MoveFailed",
+    "MoveNotAsked",
     "PlacementConfig",
     "PlacementState",
     "Plan",
@@ -75,7 +79,7 @@ def step(state: PlacementState, events: Sequence[Event], now_ns: int) -> tuple[P
     assert now_ns >= state.now_ns, "the clock went back"
     if not events:
         return state, ()
-    draft = _Draft(state)
+    draft = _Draft(state, now_ns)
     for event in events:
         draft.fold(event)
     is_host_wanted = state.needs.get(Tier.HOST) or draft.needs.get(Tier.HOST)
@@ -84,35 +88,39 @@ def step(state: PlacementState, events: Sequence[Event], now_ns: int) -> tuple[P
     if not is_host_wanted:
         # Room that was just made is for whoever waits for it.
         draft.plan_reuse()
+    draft.plan_asked(may_promote=not is_host_wanted)
     draft.plan_write_behind()
-    return draft.freeze(now_ns), tuple(draft.plan)
+    return draft.freeze(), tuple(draft.plan)
 
 
 class _Draft:
     """A state while one step changes it, and the plan so far."""
 
-    def __init__(self, state: PlacementState) -> None:
+    def __init__(self, state: PlacementState, now_ns: int) -> None:
         self.config = state.config
+        self.now_ns = now_ns
         self.segments = dict(state.segments)
         self.unwritten = dict(state.unwritten)
         self.missed = dict(state.missed)
         self.copies = dict(state.copies)
+        self.asked = dict(state.asked)
         self.rooms = dict(state.rooms)
         self.needs = dict(state.needs)
         self.tick = state.tick
         self.plan: list[Copy | Drop] = []
 
-    def freeze(self, now_ns: int) -> PlacementState:
+    def freeze(self) -> PlacementState:
         return PlacementState(
             config=self.config,
             segments=self.segments,
             unwritten=self.unwritten,
             missed=self.missed,
             copies=self.copies,
+            asked=self.asked,
             rooms=self.rooms,
             needs=self.needs,
             tick=self.tick,
-            now_ns=now_ns,
+            now_ns=self.now_ns,
         )
 
     # Events
@@ -131,8 +139,10 @@ class _Draft:
                 pins = 0 if known is None else known.pins
                 self._set(PlacedSegment(segment, parent, blocks, tiers, pins, last_used=self.tick))
             case SegmentGone(segment):
-                for table in (self.segments, self.copies, self.unwritten, self.missed):
+                for table in (self.segments, self.copies, self.asked, self.unwritten, self.missed):
                     table.pop(segment, None)
+            case MoveNotAsked(segment):
+                self.asked.pop(segment, None)
             case _:
                 known = self.segments.get(event.segment)
                 if known is not None:
@@ -141,12 +151,13 @@ class _Draft:
     def _fold_known(
         self,
         known: PlacedSegment,
-        event: SegmentTouched | SegmentPinned | SegmentUnpinned | SegmentPlaced | SegmentLeft | MoveFailed,
+        event: SegmentTouched | SegmentPinned | SegmentUnpinned | SegmentPlaced | SegmentLeft | MoveFailed | MoveAsked,
     ) -> None:
         self.tick += 1
         match event:
             case SegmentTouched():
-                known = replace(known, last_used=self.tick, held_back=frozenset())
+                held_back = known.held_back & {Tier.HOST} if self._rests(known) else frozenset()
+                known = replace(known, last_used=self.tick, held_back=held_back)
             case SegmentPinned():
                 held_back = known.held_back - {Tier.HOST}
                 known = replace(known, last_used=self.tick, pins=known.pins + 1, held_back=held_back)
@@ -156,11 +167,18 @@ class _Draft:
             case SegmentPlaced(tier=tier):
                 self._end_copy(known.segment, tier)
                 known = replace(known, tiers=known.tiers | {tier})
+                asked = self.asked.get(known.segment)
+                if asked is not None and tier is asked.target is Tier.HOST:
+                    # As good as used now: what was asked for is not the next to go.
+                    known = replace(self._rested(known), last_used=self.tick)
             case SegmentLeft(tier=tier):
                 known = replace(known, tiers=known.tiers - {tier})
             case MoveFailed(target=target):
                 self._end_copy(known.segment, target)
                 known = replace(known, held_back=known.held_back | {target})
+            case MoveAsked(target=target):
+                known = replace(known, held_back=known.held_back - {target})
+                self.asked[known.segment] = event
         self._set(known)
 
     def _try_again(self) -> None:
@@ -195,9 +213,10 @@ class _Draft:
             self.needs.pop(Tier.HOST, None)
             return
         kept_twice = [each for each in self.segments.values() if {Tier.HOST, Tier.NVME} <= each.tiers]
-        for each in sorted(kept_twice, key=lambda each: (each.pins > 0, each.last_used)):
-            # Headroom alone is no reason to take what a running sequence reads.
-            wanted = need if each.pins > 0 else max(need, self.config.host_free_blocks_min)
+        for each in sorted(kept_twice, key=lambda each: (each.pins > 0, self._rests(each), each.last_used)):
+            # Headroom alone is no reason to take what a running sequence reads, or what was just asked for.
+            is_spared = each.pins > 0 or self._rests(each)
+            wanted = need if is_spared else max(need, self.config.host_free_blocks_min)
             if self._missing(Tier.HOST, wanted) > 0 and each.segment not in self.copies:
                 # What a running sequence reads would otherwise come back at once, and be dropped again.
                 self._drop(replace(each, held_back=each.held_back | {Tier.HOST}), Tier.HOST, "room")
@@ -285,6 +304,27 @@ class _Draft:
             if Tier.HOST in self.rooms and self._missing(Tier.HOST, wanted) <= 0:
                 self._copy(each, Tier.NVME, Tier.HOST, "reuse")
 
+    def plan_asked(self, *, may_promote: bool) -> None:
+        """Do what was asked for, as far as bounds allow it now. What has ended or cannot be done is taken off."""
+        for asked in list(self.asked.values()):
+            each = self.segments[asked.segment]
+            is_up = asked.target is Tier.HOST
+            if each.segment in self.copies:
+                continue
+            if (Tier.HOST in each.tiers) == is_up or asked.target in each.held_back or not each.tiers:
+                del self.asked[each.segment]
+            elif is_up:
+                has_room = self._missing(Tier.HOST, self.config.host_free_blocks_min + each.blocks) <= 0
+                if not (may_promote and has_room and self._copy(each, Tier.NVME, Tier.HOST, asked.reason)):
+                    del self.asked[each.segment]
+            elif Tier.NVME in each.tiers:
+                del self.asked[each.segment]
+                self._drop(self._rested(replace(each, held_back=each.held_back | {Tier.HOST})), Tier.HOST, asked.reason)
+            elif self._writes() < self.config.copies_in_flight_max and not self._copy(
+                each, Tier.HOST, Tier.NVME, asked.reason
+            ):
+                del self.asked[each.segment]
+
     def plan_write_behind(self) -> None:
         """Write sealed segments, oldest first. One that finds no room waits until it is used again."""
         if not (self.config.write_behind and self.config.has_nvme):
@@ -318,6 +358,12 @@ class _Draft:
         self.plan.append(self.copies[each.segment])
         self._change_free(target, -each.blocks)
         return True
+
+    def _rests(self, each: PlacedSegment) -> bool:
+        return self.now_ns < each.rests_until_ns
+
+    def _rested(self, each: PlacedSegment) -> PlacedSegment:
+        return replace(each, rests_until_ns=self.now_ns + self.config.hysteresis_ns)
 
     def _writes(self) -> int:
         """How many copies to NVME are under way."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from h3kv.core.types import SegmentId, Tier
+from h3kv.core.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,24 @@ class RoomReported:
     free_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class MoveAsked:
+    """Someone else decided that it shall lie in this tier, and in no faster one. It ends, or comes to nothing, as
+    `PlacementState.asked` tells.
+    """
+
+    segment: SegmentId
+    target: Tier
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveNotAsked:
+    """What was asked for it has no more meaning. A copy that began goes on."""
+
+    segment: SegmentId
+
+
 Event: TypeAlias = (
     SegmentAppeared
     | SegmentTouched
@@ -103,6 +122,8 @@ Event: TypeAlias = (
     | SegmentLeft
     | SegmentGone
     | MoveFailed
+    | MoveAsked
+    | MoveNotAsked
     | RoomNeeded
     | RoomReported
 )
@@ -143,6 +164,9 @@ class PlacementConfig:
     """Copies to NVME under way at a time. What comes back is bounded by the room for it alone: a sequence waits."""
     host_free_blocks_min: int = 0
     """Headroom: blocks that are kept free in HOST as far as dropping what nobody uses allows."""
+    hysteresis_ns: int = 10 * NS_PER_S
+    """For how long a move that was asked for is not undone, unless a sequence begins to use the segment or the room is
+    needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +184,8 @@ class PlacedSegment:
     held_back: frozenset[Tier] = frozenset()
     """Tiers that it is not copied to until it is touched, or pinned again in the case of HOST: a copy failed, found no
     room, or was given up for room."""
+    rests_until_ns: int = 0
+    """Until then a move that was asked for is not undone without need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +209,8 @@ class PlacementState:
     """Pinned segments that lie on NVME alone, first pinned first."""
     copies: Mapping[SegmentId, Copy] = field(default_factory=dict)
     """In flight, at most one for each segment."""
+    asked: Mapping[SegmentId, MoveAsked] = field(default_factory=dict)
+    """Moves that others decided and that have not ended. What cannot be done is taken off."""
     rooms: Mapping[Tier, Room] = field(default_factory=dict)
     """As far as they were reported."""
     needs: Mapping[Tier, int] = field(default_factory=dict)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as pb
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as pb_grpc
 from h3kv.core.types import BlockKey, SegmentLabel, SlotHandle, Tier
+from h3kv.core.units import NS_PER_S
 from h3kv.rpc.client import PeerChannel
+from h3kv.rpc.command_messages import EndedCommand, MoveCommand, ended_message, read_relayed
 from h3kv.rpc.convert import PAGE_MAX, read_key, read_slot
 
 REGISTER_S = 60.0
@@ -51,6 +54,31 @@ class ListedSegment:
 
     label: SegmentLabel
     handles_L: tuple[SlotHandle, ...]
+
+
+class CommandStream:
+    """Commands for this client as they come, until the stream ends. `cancel` may be called by any thread.
+
+    Args:
+        call: of `WatchMoves`.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[tuple[int, MoveCommand | None]]:
+        """The number of each event, and its command; None where it is none.
+
+        Raises:
+            H3Error: the stream broke, or reached its deadline.
+        """
+        for response in self._call:
+            is_command = response.HasField("command")
+            yield response.event, read_relayed(response.command) if is_command else None
+
+    def cancel(self) -> None:
+        """Give the stream up."""
+        self._call.cancel()
 
 
 class NvmeIoClient:
@@ -94,6 +122,24 @@ class NvmeIoClient:
         """Give units back in which there is no slot."""
         self.calls_total += 1
         self._stub.ReturnUnits(pb.ReturnUnitsRequest(client_id=holder, units=unit_runs(units)))
+
+    def watch_commands(self, holder: int, after: int | None, *, timeout_ns: int) -> CommandStream:
+        """Commands for this client. What is wrong with the call is raised by the stream.
+
+        Args:
+            holder: number of this client.
+            after: the last event that was seen; 0: from the first on; None: only what comes from now on.
+            timeout_ns: of the stream.
+        """
+        self.calls_total += 1
+        request = pb.WatchMovesRequest(client_id=holder, after_event=after)
+        return CommandStream(self._stub.WatchMoves(request, timeout=timeout_ns / NS_PER_S))
+
+    def report_ended(self, holder: int, ended: Iterable[EndedCommand]) -> None:
+        """Say how commands ended. The first word on each counts."""
+        self.calls_total += 1
+        moves = [ended_message(each) for each in ended]
+        self._stub.ReportOutcome(pb.ReportOutcomeRequest(client_id=holder, moves=moves))
 
     def list_stored(self, holder: int) -> list[ListedSegment]:
         """What the cold store kept, oldest first: this client's from now on."""

@@ -10,6 +10,7 @@ again, from the mirror. So does every new stream: the controller needs nothing f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,7 +27,9 @@ from h3kv.core.errors import H3Error
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import SegmentId
 from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.rpc.addresses import Address
 from h3kv.rpc.client import PeerChannel
+from h3kv.rpc.credentials import Credentials
 from h3kv.rpc.reports import (
     NumberedReport,
     ProcessName,
@@ -39,6 +42,9 @@ from h3kv.telemetry import names
 
 PART_SEGMENTS: Final = 5_000
 """Segments in one part of a snapshot: 150 bytes each stay far below the largest message."""
+
+END_NS: Final = NS_PER_S
+"""For the stream to end with its process."""
 
 _log = logging.getLogger(__name__)
 
@@ -237,6 +243,34 @@ class TelemetryReporter:
         with self._changed:
             self._is_connected = is_connected
         self._telemetry.gauge(names.CONTROLLER_CONNECTED, float(is_connected))
+
+
+@contextlib.contextmanager
+def open_reporter(
+    address: Address | None, process: ProcessName, *, credentials: Credentials, telemetry: Telemetry
+) -> Iterator[TelemetryReporter | None]:
+    """A reporter that has begun and ends with the block; None where nobody is to be told.
+
+    Args:
+        address: where the controller serves.
+        process: who reports.
+        credentials: for the controller's port.
+        telemetry: receives whether the controller is connected.
+
+    Raises:
+        ConfigError: the address is a port, and there are no credentials.
+    """
+    if address is None:
+        telemetry.gauge(names.CONTROLLER_CONNECTED, 0)
+        yield None
+        return
+    with PeerChannel(address, credentials=credentials) as channel:
+        reporter = TelemetryReporter(channel, process, telemetry=telemetry)
+        reporter.start()
+        try:
+            yield reporter
+        finally:
+            reporter.stop(timeout_ns=END_NS)
 
 
 def _joined(newest: Report, report: Report) -> Report:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from h3kv.attention.work_area import WorkGeometry
 from h3kv.core.errors import ConfigError
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.supervisor.child import ChildSpec
@@ -135,6 +136,7 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
     own = {"ADDRESS": str(_address(name, options))}
     controller = {"CONTROLLER": at(Service.MIGRATION_CONTROLLER)}
     store = {"NVME_IO": at(Service.NVME_IO)}
+    crew = {"CREW": str(options.run_folder / "crew.sock")}
     match service:
         case Service.GATEWAY:
             http = {"HTTP__HOST": options.http_host, "HTTP__PORT": str(options.http_port)}
@@ -142,12 +144,13 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
         case Service.MIGRATION_CONTROLLER:
             return {**own, **store, "GPU_WORKER": at(Service.GPU_WORKER), "DIRECTORY": options.directory}
         case Service.NVME_IO:
-            return {**own, **controller}
+            # One thread each; whoever sets more for a worker sets this too.
+            threads = max(options.offload_workers, WorkGeometry().helpers)
+            return {**own, **controller, "OFFLOAD_THREADS": str(threads)}
         case Service.ANN_OFFLOAD:
-            sockets = {"REGIONS": "regions.sock", "CREW": "crew.sock"}
-            return {**own, **controller, **{key: str(options.run_folder / name) for key, name in sockets.items()}}
+            return {**own, **controller, **crew, "REGIONS": str(options.run_folder / "regions.sock")}
         case Service.GPU_WORKER:
-            return {**own, **store, "TIERS": "services"}
+            return {**own, **store, **controller, **crew, "TIERS": "services"}
 
 
 def _address(name: str, options: NodeOptions) -> UnixAddress:

@@ -68,6 +68,7 @@ HOST_ACCESS: Final = "h3_host_access_seconds"
 HOST_ACCESS_JITTER: Final = "h3_host_access_jitter_seconds"
 MAILBOX_DEPTH: Final = "h3_mailbox_depth"
 ATTEND_UNITS: Final = "h3_attend_units_total"
+SCAN_UNITS: Final = "h3_scan_units_total"
 OFFLOAD_WORKERS: Final = "h3_offload_workers"
 OFFLOAD_UNITS: Final = "h3_offload_units_total"
 OFFLOAD_READ_BYTES: Final = "h3_offload_read_bytes_total"
@@ -283,6 +284,9 @@ _BETWEEN = (
         ("by",),
         "Units of attention by who computed them: worker, self, or self_late where no worker answered in time.",
         by=_WORKER,
+    ),
+    _counter(
+        SCAN_UNITS, "units", ("by",), "Units of index searches by who computed them, as of attention.", by=_WORKER
     ),
     _gauge(OFFLOAD_WORKERS, "processes", (), "Offload workers that take units.", by=_WORKER),
     _counter(

@@ -6,10 +6,12 @@
         gpu_worker.prefill
           ann_offload.attend
           ann_offload.seal
+          nvme_io.move
         gpu_worker.decode_step              of some steps
           ann_offload.attend
           ann_offload.seal
           nvme_io.read_pages
+          nvme_io.move
         gpu_worker.move
           nvme_io.move
     migration_controller.decide
@@ -174,7 +176,7 @@ _DECLARED = (
         ATTEND,
         (PREFILL, DECODE_STEP),
         begins_trace=False,
-        attributes=(LAYER, UNITS, TIER_SOURCE, SIZE_BYTES),
+        attributes=(UNITS, TIER_SOURCE, SIZE_BYTES),
         sentence="Units of one layer are computed where the bytes lie.",
     ),
     SpanKind(
@@ -193,7 +195,7 @@ _DECLARED = (
     ),
     SpanKind(
         MOVE_SLABS,
-        (MOVE, GENERATE, PREFILL),
+        (MOVE, PREFILL, DECODE_STEP),
         begins_trace=False,
         attributes=(SLABS, TIER_SOURCE, TIER_TARGET, SIZE_BYTES),
         sentence="Slabs are read from the cold store, or written to it.",

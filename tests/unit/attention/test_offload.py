@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +19,14 @@ from tests.unit.attention.pages import random_pages
 from tests.unit.attention.spread import EVERYTHING, GEOMETRY, Spread
 
 from h3kv.attention import native
+from h3kv.attention.crew import CrewHub
+from h3kv.attention.helper_locks import HelperLocks
 from h3kv.attention.helping import AttentionHelper
 from h3kv.attention.native import TORCH_DTYPES
 from h3kv.attention.offload import SpreadAttention
 from h3kv.attention.parts import Part
 from h3kv.attention.work_area import WorkArea, WorkGeometry
-from h3kv.core.errors import ConfigError, NotRegisteredError, StoreFormatError
+from h3kv.core.errors import AddressInUseError, ConfigError, NotRegisteredError, StoreFormatError
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES
 from h3kv.core.ports import Offload
@@ -31,9 +35,9 @@ from h3kv.core.units import NS_PER_MS
 from h3kv.memory.mapping import Mapping
 
 BOARD_OFFSET = -(-GEOMETRY.mailbox.size_bytes // 4096) * 4096
-HELP = 0x504C4548
+HELP, VERSION = 0x504C4548, 2
 FREE, CLAIMED, REVOKED, RELEASED = 1, 2, 5, 6
-"""`h3::offload::kHelpMagic`, and some of `UnitState`."""
+"""`h3::offload::kHelpMagic`, `kVersion`, and some of `UnitState`."""
 DAMAGED_BYTES = 1 << 14
 """Fields, units, rows, and some of the pages."""
 BOARD_HEADER = 64
@@ -173,8 +177,8 @@ def test_what_fits_no_job_is_attended_to_here() -> None:
         b"",
         b"x" * 47,
         bytes(48),
-        struct.pack("<IIIIQ24s", HELP, 1, 99, 0, 1, b""),
-        struct.pack("<IIIIQ24s", HELP, 2, 0, 0, 1, b""),
+        struct.pack("<IIIIQ24s", HELP, VERSION, 99, 0, 1, b""),
+        struct.pack("<IIIIQ24s", HELP, VERSION + 1, 0, 0, 1, b""),
         b"\xff" * 48,
     ],
 )
@@ -208,7 +212,7 @@ def test_jobs_with_damaged_bytes_crash_no_helper(spread: Spread, seed: int) -> N
                 job[at] = generator.integers(0, 256)
             words[is_word] = sequence << 24 | FREE
             words[0] = sequence << 24
-            record = struct.pack("<IIIIQ24s", HELP, 1, 0, 0, sequence, b"")
+            record = struct.pack("<IIIIQ24s", HELP, VERSION, 0, 0, sequence, b"")
             reply = caller.wait(caller.post(record), deadline_ns=time.monotonic_ns() + 10_000 * NS_PER_MS)
             assert len(reply) == 8
         statistics = spread.helpers[0].statistics()
@@ -289,6 +293,48 @@ def test_what_earlier_helpers_held_is_taken_back_once_none_of_them_lives(spread:
     assert successor.statistics().quarantined_jobs == 0
     del area, job
     spread.attention = successor
+
+
+def test_what_an_earlier_helper_held_is_left_alone_for_as_long_as_it_lives(spread: Spread, tmp_path: Path) -> None:
+    context = Context(4000, LAYOUTS[3])
+    with spread.helped(1):
+        context.until(spread.attention, "units_helped")
+        (helper,) = (each.helper.number for each in spread.helpers)
+    area = np.frombuffer(spread.mapping.view(), dtype=np.uint8)
+    job = area[BOARD_OFFSET + BOARD_HEADER :][:DAMAGED_BYTES].view(np.uint64)
+    (first, *_) = np.flatnonzero(job[1:] >> np.uint64(24) == job[0] >> np.uint64(24)) + 1
+    job[first] = int(job[0]) >> 24 << 24 | helper << 4 | CLAIMED
+    successor = SpreadAttention(WorkArea.open(spread.mapping.view(), GEOMETRY), shared=EVERYTHING)
+    assert helper < successor.first_number
+    hub = CrewHub(tmp_path / "crew", successor)
+    locks = HelperLocks(tmp_path / "crew")
+    locks.hold([helper])
+    hub.poll(0)
+    assert hub.may_be_written and successor.statistics().quarantined_jobs == 1
+    locks.close()
+    hub.poll(0)
+    assert not hub.may_be_written and successor.statistics().quarantined_jobs == 0
+    hub.check_integrity()
+    hub.close()
+    del area, job
+    spread.attention = successor
+
+
+def test_one_process_alone_may_open_the_area(tmp_path: Path) -> None:
+    claim = CrewHub.claim(tmp_path / "crew")
+    with pytest.raises(AddressInUseError):
+        CrewHub.claim(tmp_path / "crew")
+    os.close(claim)
+    os.close(CrewHub.claim(tmp_path / "crew"))
+
+
+def test_a_region_says_for_how_many_helpers_it_was_made() -> None:
+    for helpers in (1, 16, 64):
+        size_bytes = WorkGeometry(helpers).size_bytes
+        assert WorkGeometry.fitting(size_bytes).helpers >= helpers
+        assert WorkGeometry.fitting(size_bytes).size_bytes <= size_bytes
+    with pytest.raises(ConfigError, match="too small"):
+        WorkGeometry.fitting(4096)
 
 
 def test_other_memory_is_no_area() -> None:

@@ -90,6 +90,25 @@ def test_images_are_built_in_two_stages_from_a_pinned_base_for_a_plain_user(name
     assert all((ROOT / path).exists() for line in copied for path in line.split())
 
 
+def test_steps_that_images_share_are_written_alike_so_that_they_run_once() -> None:
+    texts = [(ROOT / f"services/{name}/Dockerfile").read_text(encoding="utf-8") for name in SERVICES]
+    builds = [text.partition("\nFROM ")[2] for text in texts]
+    assert len({build.partition("--requirement common.txt")[0] for build in builds}) == 1
+    compiled = [build.partition("RUN ./packages.sh /opt/own")[0] for build in builds if "core.sh" in build]
+    assert len(compiled) > 1
+    assert len(set(compiled)) == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_packages_in_images_have_exact_versions(name: str) -> None:
+    text = (ROOT / f"services/{name}/Dockerfile").read_text(encoding="utf-8")
+    (own,) = re.findall(r"^RUN ./packages.sh /opt/own (.+)$", text, re.MULTILINE)
+    common = (ROOT / "deploy/image/common.txt").read_text(encoding="utf-8").splitlines()
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    for package in [*own.split(), *(line for line in common if not line.startswith("#"))]:
+        assert re.search(rf"^{package}==", pinned, re.MULTILINE), package
+
+
 def test_the_profile_admits_io_uring_and_nothing_that_leads_out_of_a_container() -> None:
     profile = json.loads((ROOT / "deploy/seccomp/h3.json").read_text(encoding="utf-8"))
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"

@@ -29,13 +29,14 @@ class World:
         self.store = store or tiny_store(32)
         self.directory = MemoryDirectory()
         self.telemetry = Recorder()
-        indexes = SegmentIndexes(LAYOUT, None, None, clock=ManualClock())
-        self.serve(
-            SegmentTable(self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry, indexes=indexes)
-        )
+        self.serve(SegmentTable)
 
-    def serve(self, table: SegmentTable) -> None:
-        self.table = table
+    def serve(self, kind: type[SegmentTable]) -> None:
+        clock = ManualClock()
+        indexes = SegmentIndexes(LAYOUT, None, None, clock=clock)
+        self.table = table = kind(
+            self.store, LAYOUT, directory=self.directory, telemetry=self.telemetry, indexes=indexes, clock=clock
+        )
         config = PlacementConfig(has_nvme=False)
         self.placer = Placer(table, host=None, config=config, telemetry=self.telemetry, clock=ManualClock())
 
@@ -300,10 +301,7 @@ class InterruptedTable(SegmentTable):
 
 def test_interrupt_between_two_pins_leaves_none() -> None:
     world = World()
-    indexes = SegmentIndexes(LAYOUT, None, None, clock=ManualClock())
-    world.serve(
-        InterruptedTable(world.store, LAYOUT, directory=world.directory, telemetry=world.telemetry, indexes=indexes)
-    )
+    world.serve(InterruptedTable)
     first = world.sealed("a", 1)
     world.sealed("b", 4, parent=first)
     with pytest.raises(KeyboardInterrupt):

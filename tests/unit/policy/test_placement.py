@@ -6,7 +6,9 @@ from h3kv.policy.placement import (
     Copy,
     Drop,
     Event,
+    MoveAsked,
     MoveFailed,
+    MoveNotAsked,
     PlacementConfig,
     PlacementState,
     Plan,
@@ -81,6 +83,10 @@ def pinned(segment: int) -> SegmentPinned:
 
 def touched(segment: int) -> SegmentTouched:
     return SegmentTouched(SegmentId(segment))
+
+
+def asked(segment: int, target: Tier = NVME) -> MoveAsked:
+    return MoveAsked(SegmentId(segment), target, "watermark")
 
 
 # Writing behind
@@ -319,3 +325,72 @@ def test_bounds_belong_to_the_state_and_may_change() -> None:
     world = World()
     world.state = replace(world.state, config=replace(world.state.config, has_nvme=False))
     assert world.seal(1) == ()
+
+
+# Moves that others ask for
+
+
+def test_asked_demotion_drops_what_nvme_has_and_writes_what_it_lacks_first() -> None:
+    world = World(write_behind=False)
+    world.seal(1, tiers=BOTH)
+    world.seal(2)
+    assert world.tell(asked(1)) == (Drop(SegmentId(1), HOST, "watermark"),)
+    assert world.tell(asked(2)) == (written(2, "watermark"),)
+    assert list(world.state.asked) == [2]
+    assert world.tell(placed(2)) == (Drop(SegmentId(2), HOST, "watermark"),)
+    assert not world.state.asked
+    assert world.state.segments[SegmentId(2)].tiers == {NVME}
+
+
+def test_asked_demotions_wait_for_their_turn_and_end_when_they_cannot_be_done() -> None:
+    world = World(write_behind=False)
+    for segment in (1, 2, 3):
+        world.seal(segment)
+    assert world.tell(*map(asked, (1, 2, 3))) == (written(1, "watermark"), written(2, "watermark"))
+    assert world.tell(MoveFailed(SegmentId(1), NVME)) == (written(3, "watermark"),)
+    assert list(world.state.asked) == [2, 3]
+    world.tell(MoveNotAsked(SegmentId(3)))
+    world.tell(placed(3), SegmentGone(SegmentId(2)))
+    assert not world.state.asked
+    assert world.state.segments[SegmentId(3)].tiers == BOTH, "what began went on"
+
+
+def test_demotion_finds_no_room_on_nvme_that_newer_segments_take() -> None:
+    world = World(nvme=16, write_behind=False)
+    world.seal(1)
+    world.seal(2, tiers=BOTH)
+    assert world.tell(asked(1)) == ()
+    assert not world.state.asked
+
+
+def test_demoted_segment_comes_back_when_a_sequence_begins_to_use_it_and_not_before() -> None:
+    world = World(headroom=16)
+    world.seal(1, tiers=BOTH, pins=1)
+    assert world.tell(asked(1)) == (Drop(SegmentId(1), HOST, "watermark"),)
+    room = RoomReported(HOST, 64, 64)
+    assert world.tell(room, touched(1), SegmentUnpinned(SegmentId(1)), touched(1)) == ()
+    assert world.tell(room, touched(1), pinned(1)) == (Copy(SegmentId(1), NVME, HOST, "reuse"),)
+
+
+def test_asked_promotion_takes_free_room_alone_and_is_spared_by_headroom_for_a_while() -> None:
+    world = World(host=32, headroom=16)
+    world.seal(1, tiers=[NVME])
+    world.seal(2, tiers=BOTH)
+    assert world.tell(asked(1, HOST)) == (), "the headroom stays free"
+    world.tell(asked(2))
+    assert world.tell(RoomReported(HOST, 32, 32), asked(1, HOST)) == (Copy(SegmentId(1), NVME, HOST, "watermark"),)
+    world.tell(placed(1, HOST))
+    assert not world.state.asked
+    assert world.tell(RoomReported(HOST, 32, 8)) == ()
+    world.state = replace(world.state, now_ns=world.state.now_ns + world.state.config.hysteresis_ns)
+    assert world.tell(RoomReported(HOST, 32, 8)) == (dropped(1, HOST),)
+
+
+def test_room_that_is_needed_goes_before_what_was_asked_for() -> None:
+    world = World(host=32)
+    world.seal(1, tiers=[NVME])
+    world.tell(asked(1, HOST))
+    world.tell(placed(1, HOST), RoomReported(HOST, 32, 0))
+    assert world.tell(RoomNeeded(HOST, 8), asked(1, HOST)) == (dropped(1, HOST),)
+    assert world.tell(RoomNeeded(HOST, 64), asked(1, HOST)) == (), "nothing comes while someone waits"
+    assert not world.state.asked

@@ -71,6 +71,16 @@ def test_command_sent_twice_reaches_its_holder_once_and_keeps_its_first_outcome(
         assert event.move.outcome.outcome == commands_pb2.OUTCOME_BUSY
 
 
+def test_command_that_is_read_late_says_the_time_that_is_left(relay: Relay) -> None:
+    relay.pass_on([command(1, timeout_ns=500_000_000)], NVME, HOST)
+    (early,) = events(relay, HOLDER, 0)
+    assert 0 < early.command.command.timeout_ns < 500_000_000
+    for _ in range(500):
+        events(relay, None, 0)
+    (late,) = events(relay, HOLDER, 0)
+    assert late.command.command.timeout_ns == 0
+
+
 def test_commands_for_nobody_or_too_late_do_nothing(relay: Relay) -> None:
     strange, late = command(1, owner=b"x" * 16), command(2, timeout_ns=0)
     outcomes = [each.outcome for each in relay.pass_on([strange, late], NVME, HOST)]

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from h3kv.core.errors import NumericsError, PeerUnavailableError
+from h3kv.core.errors import NumericsError, PeerUnavailableError, StaleHandleError
 from h3kv.engine.events import Failed, Finished, PrefillProgress, RequestStatistics, TokenGenerated
 from h3kv.engine.request import RequestId
 from h3kv.engine.stopping import FinishReason
@@ -53,6 +53,13 @@ def test_failure_comes_after_what_was_said_before() -> None:
     for _ in range(2):
         with pytest.raises(NumericsError):
             outbox.take()
+
+
+def test_caller_is_not_told_of_handles_but_to_send_its_request_again() -> None:
+    outbox = Outbox(1)
+    outbox.put(Failed(ID, StaleHandleError("host slot 3 was released: look the slab up again")))
+    with pytest.raises(PeerUnavailableError, match="send it again"):
+        outbox.take()
 
 
 def test_closed_outbox_forgets_everything_and_wakes_its_reader() -> None:

@@ -83,3 +83,22 @@ def test_metrics_for_other_machines_must_be_allowed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("H3_GATEWAY_METRICS__HOST", "0.0.0.0")
     with pytest.raises(ConfigError, match="without a password"):
         read_settings(GatewaySettings).telemetry(default_port=9401)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "/run/h3/crew.sock"),
+        ({"CREW": "/tmp/other.sock"}, "/tmp/other.sock"),
+        ({"ADDRESS": "127.0.0.1:7402"}, "/run/nvme/crew.sock"),
+        ({"OFFLOAD": "off"}, None),
+        ({"TIERS": "embedded"}, None),
+    ],
+)
+def test_helpers_come_where_the_worker_serves(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], expected: str | None
+) -> None:
+    for name, value in {"TIERS": "services", "NVME_IO": "unix:///run/nvme/nvme_io.sock", **changes}.items():
+        monkeypatch.setenv(f"H3_GPU_WORKER_{name}", value)
+    found = read_settings(WorkerSettings).crew_path
+    assert (None if found is None else str(found)) == expected

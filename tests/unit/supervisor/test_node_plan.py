@@ -42,6 +42,14 @@ def test_what_is_chosen_reaches_its_process_alone(tmp_path: Path) -> None:
     )
 
 
+def test_helpers_find_the_crew_where_it_comes_together_and_have_places(tmp_path: Path) -> None:
+    options = NodeOptions(run_folder=tmp_path, offload_workers=40)
+    told = {spec.name: spec.environment for spec in plan_node(options, services_folder=tmp_path)}
+    crew = told["gpu_worker"]["H3_GPU_WORKER_CREW"]
+    assert all(told[f"ann_offload-{n}"]["H3_ANN_OFFLOAD_CREW"] == crew for n in range(40))
+    assert told["nvme_io"]["H3_NVME_IO_OFFLOAD_THREADS"] == "40"
+
+
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="offload_workers = 65"):
         plan_node(NodeOptions(run_folder=tmp_path, offload_workers=65), services_folder=tmp_path)

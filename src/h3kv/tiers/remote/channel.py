@@ -5,14 +5,15 @@
               | server bell | channel 0 | channel 1  | ...
               +-------------+-----------+------------+-----
 
-    channel   0        4        8           16       24          4096          + ring          + ring
-              +--------+--------+-----------+--------+-----------+-------------+---------------+
-              | holder | zero   | client's  | posted | zero      | submissions | completions   |
-              | u32    |        | bell      | u64    |           |             |               |
-              +--------+--------+-----------+--------+-----------+-------------+---------------+
+    channel   0        4        8           16       24       32       4096          + ring          + ring
+              +--------+--------+-----------+--------+--------+--------+-------------+---------------+
+              | holder | zero   | client's  | posted | pins   | zero   | submissions | completions   |
+              | u32    |        | bell      | u64    | u64    |        |             |               |
+              +--------+--------+-----------+--------+--------+--------+-------------+---------------+
 
 The server gives a channel to a client when it registers, clears it, and only then writes the holder's number: the
-client finds its channel by it. `posted` counts the client's records, for the gauge of those that wait.
+client finds its channel by it. `posted` counts the client's records, and `pins` what its running sequences use of HOST:
+for gauges, nobody decides by them.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ RECORD_BYTES_MAX: Final = 256 << 10
 _RING_STRIDE: Final = DIRECT_IO_BYTES + RING_BYTES
 _STRIDE: Final = DIRECT_IO_BYTES + 2 * _RING_STRIDE
 _HOLDER: Final = struct.Struct("<I")
-_POSTED: Final = struct.Struct("<Q")
+_COUNT: Final = struct.Struct("<Q")
 _BELL_OFFSET: Final = 8
 _POSTED_OFFSET: Final = 16
+_PINS_OFFSET: Final = 24
 
 GEOMETRY: Final = OpaqueGeometry(DIRECT_IO_BYTES + CHANNELS_MAX * _STRIDE)
 
@@ -85,7 +87,8 @@ class ChannelRegion:
             )
         start = self._start(index)
         # The bell stays as it is: somebody may be waiting on it, and counts himself out afterwards.
-        _POSTED.pack_into(self._memory, start + _POSTED_OFFSET, 0)
+        for offset in (_POSTED_OFFSET, _PINS_OFFSET):
+            _COUNT.pack_into(self._memory, start + offset, 0)
         for ring in self._rings(index):
             _native.ring_clear(ring)
         _HOLDER.pack_into(self._memory, start, holder)
@@ -115,14 +118,28 @@ class ChannelRegion:
 
     def note_posted(self, holder: int, records: int) -> None:
         """Say how many records a client has pushed in all."""
-        index = self._find(holder)
-        if index is not None:
-            _POSTED.pack_into(self._memory, self._start(index) + _POSTED_OFFSET, records)
+        self._note(holder, _POSTED_OFFSET, records)
 
     def posted(self, holder: int) -> int:
         """How many records a client says it has pushed."""
+        return self._noted(holder, _POSTED_OFFSET)
+
+    def note_pins(self, holder: int, pins: int) -> None:
+        """Say how many pins a client's running sequences have on segments in HOST."""
+        self._note(holder, _PINS_OFFSET, pins)
+
+    def pins(self, holder: int) -> int:
+        """How many pins a client says it has; none for one that has gone."""
+        return self._noted(holder, _PINS_OFFSET)
+
+    def _note(self, holder: int, offset: int, count: int) -> None:
         index = self._find(holder)
-        return 0 if index is None else int(_POSTED.unpack_from(self._memory, self._start(index) + _POSTED_OFFSET)[0])
+        if index is not None:
+            _COUNT.pack_into(self._memory, self._start(index) + offset, count)
+
+    def _noted(self, holder: int, offset: int) -> int:
+        index = self._find(holder)
+        return 0 if index is None else int(_COUNT.unpack_from(self._memory, self._start(index) + offset)[0])
 
     def _find(self, holder: int) -> int | None:
         for index in range(CHANNELS_MAX):

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from h3kv.core.errors import H3Error, RegionError, RequestError
 from h3kv.core.units import NS_PER_S
+from h3kv.telemetry.trace_context import UNTRACED
 from h3kv.tiers.remote import records
 from h3kv.tiers.remote.channel import ChannelSide
-from h3kv.tiers.remote.records import Record
+from h3kv.tiers.remote.records import Kind, Record
 
 Take = Callable[[Record], bool]
 """Takes a completion, if it is its own."""
@@ -26,6 +27,7 @@ class Exchange:
         self._unsent: deque[bytes] = deque()
         self._next_number = 1
         self._posted = 0
+        self._trace = UNTRACED
         self.is_degraded = False
         """Whether the store takes no more moves, as its server last said."""
         self.awaited_total = 0
@@ -41,6 +43,7 @@ class Exchange:
         """Use a channel from now on."""
         self._side, self._note_posted = side, note_posted
         self._posted, self.is_degraded, self.fault = 0, False, None
+        self._trace = UNTRACED
 
     def leave(self) -> None:
         """There is none now: what is sent goes nowhere."""
@@ -69,6 +72,12 @@ class Exchange:
         first = self._next_number
         self._next_number += count
         return first
+
+    def trace(self, context: bytes) -> None:
+        """Say which trace what is sent from now on belongs to, as `pack_context` packs it."""
+        if context != self._trace:
+            self._trace = context
+            self.send(records.pack(Kind.TRACE, 0, context))
 
     def send(self, record: bytes) -> None:
         """Push a record, or keep it until there is room. `flush` wakes the server."""

@@ -34,6 +34,8 @@ CONNECT_NS: Final = 5 * NS_PER_S
 """A successor reads what it adopts before it answers."""
 _LOOK_NS: Final = 100 * NS_PER_MS
 _RETRY_NS: Final = 50 * NS_PER_MS
+_REST_NS: Final = 100 * NS_PER_MS
+"""In which an owner that did not answer is not asked for room again."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class NodeLink:
         self._channels: ChannelRegion | None = None
         self._is_closing = threading.Event()
         self._refused: ColdSession | None = None
+        self._is_registered = False
+        """With the owner whose regions are connected."""
+        self._rest_until_ns = 0
         self._thread = threading.Thread(target=self._watch, name="h3-node-link", daemon=True)
         self.current: ColdSession | None = None
         """See `SessionSource`. A node without a cold store has none."""
@@ -85,6 +90,7 @@ class NodeLink:
             if time.monotonic_ns() > deadline_ns:
                 raise PeerTimeoutError("the owner of the regions makes none: see its log", peer="nvme_io")
         self._begin(registration)
+        self._is_registered = True
         self._thread.start()
 
     @property
@@ -99,12 +105,15 @@ class NodeLink:
 
     def lease(self, units: int) -> list[int]:
         """Units of HOST, none where there are not so many or the owner is gone for now. Waits for an answer."""
+        if time.monotonic_ns() < self._rest_until_ns:
+            return []
         try:
             return self.calls.lease_units(self.holder, units)
         except TierFullError:
             return []
         except H3Error as error:
             _log.warning("no units are leased: %s", error)
+            self._rest_until_ns = time.monotonic_ns() + _REST_NS
             return []
 
     def give_back(self, units: Sequence[int]) -> bool:
@@ -115,6 +124,14 @@ class NodeLink:
             _log.warning("units are not given back: %s", error)
             return False
         return True
+
+    def note_pins(self, pins: int) -> None:
+        """Say how many pins running sequences have on segments in HOST. Never waits; without a cold store nobody reads
+        it.
+        """
+        channels = self._channels
+        if channels is not None and self.current is not None:
+            channels.note_pins(self.holder, pins)
 
     def renew(self, session: ColdSession) -> None:
         """See `SessionSource`. The thread that keeps watch does it."""
@@ -154,7 +171,7 @@ class NodeLink:
             if self._regions.wait_for_end(_LOOK_NS):
                 self.current = None
                 self._return()
-            elif self._refused is not None:
+            elif self._refused is not None or not self._is_registered:
                 self._register_again()
 
     def _register_again(self) -> None:
@@ -166,16 +183,19 @@ class NodeLink:
         try:
             self._begin(self._register())
             self._refused = None
+            self._is_registered = True
         except H3Error as error:
             _log.info("no other channel to the cold store: %s", error)
             self._is_closing.wait(_RETRY_NS / NS_PER_S)
 
     def _return(self) -> None:
-        """Find the owner's successor, once."""
+        """Find the owner's successor, once. One that does not answer calls yet is registered with later."""
+        self._is_registered = False
         try:
             outcome = self._regions.connect(CONNECT_NS)
             if outcome is Outcome.KEPT:
                 self._begin(self._register())
+                self._is_registered = True
                 return
             self.fault = RegionError(
                 "the owner of the regions began anew without those of before: start this process again", region=HOST

@@ -14,6 +14,7 @@
     SLABS         of the list             count x HANDLE_DTYPE: what later reads count their slabs in
     UNITS         of the call             u64: number of the list | count x the 32 bytes of `PersistentStore.read_units`
     WRAPPED       of the call             count x HANDLE_DTYPE
+    TRACE         0                       24 bytes: the trace that what follows belongs to, zeros: none
 
     completion    number                  body
     RESERVED      of the call             count x HANDLE_DTYPE: the first slab of each segment
@@ -60,6 +61,7 @@ class Kind(enum.IntEnum):
     SLABS = 5
     UNITS = 6
     WRAPPED = 7
+    TRACE = 8
     RESERVED = 16
     WRITTEN = 17
     FETCHED = 18

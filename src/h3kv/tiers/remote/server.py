@@ -21,6 +21,9 @@ import numpy as np
 
 from h3kv.core.errors import H3Error, RegionError, RequestError
 from h3kv.core.types import Completion, Fetch, Move, StoredSegment
+from h3kv.telemetry import spans
+from h3kv.telemetry.trace_context import TraceContext
+from h3kv.telemetry.tracing import NullTracer, Span, Tracer
 from h3kv.tiers.cold import ColdStore
 from h3kv.tiers.remote import records
 from h3kv.tiers.remote.channel import ChannelSide
@@ -28,6 +31,7 @@ from h3kv.tiers.remote.leased_memory import LeasedMemory, Units
 from h3kv.tiers.remote.ownership import OwnedSegment, Ownership
 from h3kv.tiers.remote.records import Kind, Record
 from h3kv.tiers.remote.submissions import SlabList, Submissions
+from h3kv.tiers.remote.transfer_spans import begin_fetch, begin_reads, begin_write, read_trace
 
 TAKEN_MAX: Final = 64
 """Records of one client that are taken before it is the next one's turn."""
@@ -54,6 +58,8 @@ class Client:
     in_flight: int = 0
     taken: int = 0
     """Records so far."""
+    trace: TraceContext | None = None
+    """That what it asks for now belongs to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +69,18 @@ class _Write:
     owned: OwnedSegment
     units: Units
     left: int
+    span: Span
     error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Fetching:
+    """The fetches of one record."""
+
+    client: Client
+    span: Span
+    left: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +89,7 @@ class _Reading:
     number: int
     units: Units
     left: int
+    span: Span
 
 
 class ColdServer:
@@ -80,15 +98,17 @@ class ColdServer:
     Args:
         store: whose only user this is from now on; the caller closes it.
         memory: that clients may name.
+        tracer: receives what was done for requests that are traced; None: nobody does.
     """
 
-    def __init__(self, store: ColdStore, memory: LeasedMemory) -> None:
+    def __init__(self, store: ColdStore, memory: LeasedMemory, tracer: Tracer | None = None) -> None:
         self.store = store
+        self._tracer = tracer or NullTracer()
         self.ownership = Ownership(store)
         self._memory = memory
         self._clients: dict[int, Client] = {}
         self._writes: dict[int, _Write] = {}
-        self._fetches: dict[int, tuple[Client, int, Units]] = {}
+        self._fetches: dict[int, tuple[_Fetching, int, Units]] = {}
         self._readings: dict[int, _Reading] = {}
         self._next_reading = 1
         self.refused_total = 0
@@ -176,6 +196,7 @@ class ColdServer:
             Kind.SLABS: self._note_slabs,
             Kind.UNITS: self._read_units,
             Kind.WRAPPED: self._tell_wrapped,
+            Kind.TRACE: self._note_trace,
         }
         act = serve.get(record.kind)
         if act is None:
@@ -204,9 +225,11 @@ class ColdServer:
         owned.label = moves[0].label
         self._memory.begin(units)
         client.in_flight += len(moves)
-        self._writes[owned.segment] = _Write(client, record.number, owned, units, len(moves))
+        span = begin_write(self._tracer, client.trace, moves)
+        self._writes[owned.segment] = _Write(client, record.number, owned, units, len(moves), span)
 
     def _fetch(self, client: Client, record: Record) -> None:
+        fetching = _Fetching(client, begin_fetch(self._tracer, client.trace))
         for index, (fetch, units) in enumerate(self._submissions.fetches(client.holder, record)):
             number = record.number + index
             if isinstance(fetch, H3Error):
@@ -219,7 +242,12 @@ class ColdServer:
                 continue
             self._memory.begin(units)
             client.in_flight += 1
-            self._fetches[id(fetch)] = (client, number, units)
+            fetching.left += 1
+            fetching.size_bytes += fetch.target.nbytes
+            self._fetches[id(fetch)] = (fetching, number, units)
+        fetching.span.set({spans.SLABS: fetching.left, spans.SIZE_BYTES: fetching.size_bytes})
+        if fetching.left == 0:
+            fetching.span.end()
 
     def _release(self, client: Client, record: Record) -> None:
         self.ownership.release(client.holder, records.read_handles(records.items(record, records.HANDLE_DTYPE)))
@@ -243,7 +271,11 @@ class ColdServer:
             self._next_reading += 1
             self._memory.begin(units)
             client.in_flight += reads_N.size
-            self._readings[reading] = _Reading(client, record.number, units, left=reads_N.size)
+            span = begin_reads(self._tracer, client.trace, reads_N)
+            self._readings[reading] = _Reading(client, record.number, units, reads_N.size, span)
+
+    def _note_trace(self, client: Client, record: Record) -> None:
+        client.trace = read_trace(record)
 
     def _tell_wrapped(self, client: Client, record: Record) -> None:
         handles = records.read_handles(records.items(record, records.HANDLE_DTYPE))
@@ -287,16 +319,23 @@ class ColdServer:
             self._say(write.client, records.pack(Kind.WRITTEN, write.number, body, count=wrapped_L.size))
         else:
             self._fail(write.client, write.number, write.error)
+            write.span.fail(write.error)
+        write.span.end()
         self.ownership.end_writing(write.owned, write.error)
 
     def _end_fetch(self, fetch: Fetch, error: Exception | None, fetched: dict[int, tuple[Client, list[int]]]) -> None:
-        client, number, units = self._fetches.pop(id(fetch))
+        fetching, number, units = self._fetches.pop(id(fetch))
+        client = fetching.client
         self._memory.end(units)
         client.in_flight -= 1
+        fetching.left -= 1
         if error is not None:
             self._fail(client, number, error)
+            fetching.span.fail(error)
         else:
             fetched.setdefault(client.holder, (client, []))[1].append(number)
+        if fetching.left == 0:
+            fetching.span.end()
 
     def _collect_units(self) -> bool:
         ended = self.store.poll_units()
@@ -313,6 +352,7 @@ class ColdServer:
             reading = failed.tag >> _INDEX_BITS
             call = self._readings[reading]
             self._fail(call.client, call.number, failed.error, reads=[failed.tag & _INDEX_MASK])
+            call.span.fail(failed.error)
             self._end_reads(reading, call, 1)
         return bool(tag_N.size or ended.failed)
 
@@ -322,6 +362,7 @@ class ColdServer:
         if call.left == 0:
             del self._readings[reading]
             self._memory.end(call.units)
+            call.span.end()
 
     def _fail(self, client: Client, number: int, error: Exception, *, reads: range | list[int] | None = None) -> None:
         assert isinstance(error, H3Error), f"the store ended with {error!r}"

@@ -91,6 +91,10 @@ class RemoteColdStore:
         """Answers that were waited for so far."""
         return self._exchange.awaited_total
 
+    def trace(self, context: bytes) -> None:
+        """Say which trace what is begun from now on belongs to, as `pack_context` packs it."""
+        self._exchange.trace(context)
+
     def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
         """See `PersistentStore.restore`."""
         self._check_open()

@@ -170,10 +170,10 @@ class NvmeIoServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EvictCold(self, request, context):
-        """Gives up segments of the cold store that no running sequence needs, longest unused first.
+        """Gives up segments of the cold store that no client has, oldest first.
 
-        Repeated, it gives up more. Segments of a connected client are asked for by relayed commands and counted once it
-        has answered or the deadline has come. Those of no client go at once.
+        Repeated, it gives up more. A connected client alone knows what its sequences need: what it has makes room in the
+        cold store by its own policy, and room in HOST when GpuWorkerService.EvictCold asks.
         Errors: TIER_BROKEN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,63 @@
+"""One service of the node as a process of its own, for as long as something is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from h3kv.core.errors import PeerTimeoutError, PeerUnavailableError
+from h3kv.core.units import NS_PER_S
+from h3kv.rpc.addresses import Address
+from h3kv.rpc.client import PeerChannel
+from h3kv.supervisor.node_plan import find_services
+
+START_NS: Final = 60 * NS_PER_S
+"""Until a process serves."""
+END_S: Final = 10.0
+"""For a process to end when it is told to."""
+QUIET: Final = {"METRICS__PORT": "0", "LOGS__LEVEL": "warning"}
+
+
+@contextlib.contextmanager
+def service_process(name: str, address: Address, settings: Mapping[str, str]) -> Iterator[int]:
+    """`python -m services.NAME`, from when it serves. Gives its process id.
+
+    Args:
+        name: of the service.
+        address: where it serves.
+        settings: of its environment, without the prefix.
+
+    Raises:
+        ConfigError: `services` is not there: the wheel leaves it out.
+        PeerUnavailableError: it does not come up.
+    """
+    told = {"ADDRESS": str(address), **QUIET, **settings}
+    environment = os.environ | {f"H3_{name.upper()}_{key}": value for key, value in told.items()}
+    command = [sys.executable, "-m", f"services.{name}"]
+    with subprocess.Popen(command, env=environment, cwd=find_services()) as process:
+        try:
+            _wait_until_serving(name, address)
+            yield process.pid
+        finally:
+            _end(process)
+
+
+def _wait_until_serving(name: str, address: Address) -> None:
+    try:
+        with PeerChannel(address) as channel:
+            channel.wait_until_serving(timeout_ns=START_NS)
+    except PeerTimeoutError as error:
+        message = f"services.{name} does not serve: what it wrote above says why"
+        raise PeerUnavailableError(message, peer=name) from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -18,7 +18,6 @@ LIGHT=(nvme_io ann_offload migration_controller gateway)
 OFFLOAD_WORKERS=4
 URL=http://127.0.0.1:8000
 START_S=900
-AGAIN_S=120
 
 say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -103,7 +102,9 @@ finish() {
   exit "$code"
 }
 
-containers() { "${COMPOSE[@]}" ps -q "$1"; }
+containers() {
+  docker ps --all --quiet --filter label=com.docker.compose.project=h3-test --filter "label=com.docker.compose.service=$1"
+}
 
 wait_healthy() {
   local service=$1 wanted=$2 end=$((SECONDS + START_S)) id healthy
@@ -120,28 +121,28 @@ wait_healthy() {
 
 # What a container may and may not: told by itself.
 check_confined() {
-  local service=$1 id=$2
-  [ "$(docker exec "$id" id -u)" = 10001 ] || die "$service runs as another user"
-  docker exec "$id" grep -q '^[^ ]* / [^ ]* ro,' /proc/mounts || die "$service can write to its root"
-  docker exec "$id" grep -q "^Max locked memory *$LOCKED *$LOCKED " /proc/1/limits ||
-    die "$service may lock only some memory"
-  docker exec "$id" grep -q '^CapEff:[[:space:]]*0*$' /proc/1/status || die "$service has capabilities"
-  docker exec "$id" grep -q '^Seccomp:[[:space:]]*2$' /proc/1/status || die "$service runs without a seccomp profile"
-  docker exec "$id" grep -q '^NoNewPrivs:[[:space:]]*1$' /proc/1/status || die "$service may gain privileges"
+  local service=$1 file=$SCRATCH/confined
+  docker exec "$2" cat /proc/1/status /proc/1/limits /proc/mounts >"$file"
+  grep -q '^Uid:[[:space:]]*10001' "$file" || die "$service runs as another user"
+  grep -q '^CapEff:[[:space:]]*0*$' "$file" || die "$service has capabilities"
+  grep -q '^Seccomp:[[:space:]]*2$' "$file" || die "$service runs without a seccomp profile"
+  grep -q '^NoNewPrivs:[[:space:]]*1$' "$file" || die "$service may gain privileges"
+  grep -q "^Max locked memory *$LOCKED *$LOCKED " "$file" || die "$service may lock another amount of memory"
+  grep -q '^[^ ]* / [^ ]* ro,' "$file" || die "$service can write to its root"
 }
 
 metric() {
-  "${COMPOSE[@]}" exec -T "$1" python3 -c \
+  docker exec "$(containers "$1")" python3 -c \
     "import urllib.request as u; print(u.urlopen('http://127.0.0.1:$2/metrics').read().decode())"
 }
 
-# Prints the text of an answer; fails, after saying with what, where there is none.
+# Prints the text of an answer; fails where there is none, and leaves in a file what came instead.
 ask() {
   local body=$SCRATCH/answer status
   status=$(curl --silent --output "$body" --write-out '%{http_code}' --max-time 120 "$URL/v1/completions" \
     --header 'Content-Type: application/json' \
     --data '{"model": "'"$MODEL"'", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}') || true
-  [ "$status" = 200 ] || { say "no answer: status $status $(head --bytes 300 "$body" 2>/dev/null)" >&2; return 1; }
+  [ "$status" = 200 ] || return 1
   python3 -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["text"])' <"$body"
 }
 
@@ -153,13 +154,25 @@ kill_inside() {
 
 # A request may be refused while what it needs starts again: then it is asked again. An answer must be the right one.
 ask_again() {
-  local end=$((SECONDS + AGAIN_S)) answer
+  local end=$((SECONDS + START_S)) refused=0 answer
   until answer=$(ask); do
-    [ "$SECONDS" -lt "$end" ] || die "no answer for $AGAIN_S s after $1"
+    refused=$((refused + 1))
+    [ "$SECONDS" -lt "$end" ] || die "no answer for $START_S s after $1: $(cat "$SCRATCH/answer" 2>/dev/null)"
     sleep 1
   done
   [ "$answer" = "$EXPECTED" ] || die "another answer after $1: $answer"
-  say "the same answer after $1"
+  say "the same answer after $1, refused $refused times before"
+}
+
+# A process may be healthy and yet not help.
+wait_helpers() {
+  local end=$((SECONDS + START_S)) helpers
+  until helpers=$(metric gpu_worker 9402 | sed -n 's/^h3_offload_workers\({.*}\)\? \([0-9]*\)\(\.0\)\?$/\2/p') &&
+    [ "$helpers" = "$OFFLOAD_WORKERS" ]; do
+    [ "$SECONDS" -lt "$end" ] || die "${helpers:-0} of $OFFLOAD_WORKERS processes of ann_offload help $1"
+    sleep 1
+  done
+  say "$OFFLOAD_WORKERS processes of ann_offload help $1"
 }
 
 trap finish EXIT
@@ -189,19 +202,21 @@ done
 say 'no process has root, capabilities, or a root file system that it can write to'
 
 MODEL=$(curl --silent --fail "$URL/v1/models" | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])')
-EXPECTED=$(ask)
+EXPECTED=$(ask) || die "no answer: $(cat "$SCRATCH/answer" 2>/dev/null)"
 say "answer: $EXPECTED"
 BACKEND=$(metric nvme_io 9403 | sed -n 's/^h3_io_backend{.*backend="\([a-z_]*\)".*} 1\(\.0\)\?$/\1/p')
 say "the cold store is read by ${BACKEND:-nothing}"
 [ "$BACKEND" = io_uring ] || die 'the seccomp profile, or the kernel, keeps io_uring away'
+wait_helpers 'at first'
 
 kill_inside 'one ann_offload' "$(containers ann_offload | head --lines=1)"
 ask_again 'the end of one ann_offload'
-wait_healthy ann_offload "$OFFLOAD_WORKERS"
+wait_helpers 'after the end of one'
 for service in migration_controller nvme_io gpu_worker gateway; do
   kill_inside "$service" "$(containers "$service")"
   ask_again "the end of $service"
   wait_healthy "$service" 1
+  wait_helpers "after the end of $service"
 done
 for service in "${SERVICES[@]}" redis; do
   wait_healthy "$service" "$([ "$service" = ann_offload ] && echo "$OFFLOAD_WORKERS" || echo 1)"

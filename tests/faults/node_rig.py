@@ -33,7 +33,7 @@ from h3kv.supervisor import probe
 from h3kv.testing.tiny_models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120.0
+WAIT_S = 240.0
 """A test that waits longer has failed."""
 ANSWER_S = 60.0
 """For one answer, or the error in its place."""
@@ -52,6 +52,16 @@ def until(holds: Callable[[], ValueT], what: str) -> ValueT:
     while not (value := holds()):
         assert time.monotonic() < end_s, f"waited in vain: {what}"
         pause.wait(0.02)
+    return value
+
+
+def settled(read: Callable[[], ValueT], is_right: Callable[[ValueT], bool], what: str) -> ValueT:
+    """What is read, once it is right."""
+    end_s = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while not is_right(value := read()):
+        assert time.monotonic() < end_s, f"{what}: {value}"
+        pause.wait(0.1)
     return value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.faults.node_load import Load
@@ -18,11 +19,12 @@ from tests.faults.node_rig import (
     held,
     owner_statistics,
     running,
+    settled,
     until,
     worker_is_idle,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILLS = 20
 """Of each kind of process."""
@@ -53,12 +55,13 @@ def check_held(node: Node, before: dict[str, Held]) -> None:
     """What lives on holds what it held, and nobody holds anything for the dead."""
     for name, then in before.items():
         # gRPC may keep a connection that closes at this moment.
-        until(lambda name=name, then=then: node.held(name).descriptors <= then.descriptors, f"descriptors of {name}")
-        now = node.held(name)
+        now = settled(partial(node.held, name), lambda now, then=then: now.descriptors <= then.descriptors, f"{then}")
         assert now.regions <= then.regions, (name, then, now)
         assert now.private_bytes <= 1.1 * then.private_bytes + 4 * MIB, (name, then, now)
     until(lambda: worker_is_idle(node), "no request and no pin")
-    until(lambda: sorted(each.name for each in owner_statistics(node).clients) == CLIENTS, "the living clients alone")
+    settled(
+        lambda: sorted(each.name for each in owner_statistics(node).clients), CLIENTS.__eq__, "not the living alone"
+    )
     assert not owner_statistics(node).io.is_degraded
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.faults.node_load import Load
@@ -17,6 +18,7 @@ from tests.faults.node_rig import (
     Prompt,
     held,
     running,
+    settled,
     until,
     worker_is_idle,
     worker_statistics,
@@ -25,7 +27,7 @@ from tests.faults.node_rig import (
 from h3kv.api.migration_controller.v1 import migration_controller_service_pb2 as controller_pb
 from h3kv.api.migration_controller.v1 import migration_controller_service_pb2_grpc as controller_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STOPPED_S = 10.0
 ANSWERS_AWAY = 60
@@ -151,5 +153,6 @@ def test_clients_that_go_in_the_middle_of_their_answers_leave_nothing_behind(nod
         connection.close()
     until(lambda: worker_is_idle(node), "no request and no pin")
     for name in names:
-        until(lambda name=name: held(node, [name])[name].descriptors <= before[name].descriptors, f"{name}'s files")
+        then = before[name]
+        settled(partial(node.held, name), lambda now, then=then: now.descriptors <= then.descriptors, f"{name}: {then}")
     assert node.ask(prompts[1]) == (End.RIGHT, prompts[1].expected)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tests.unit.attention.spread import Spread
 
+from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
-from h3kv.testing.engines import layout_of, one_thread, prompt_tokens
-from h3kv.testing.tiered_rig import tiered_rig
+from h3kv.testing.engines import layout_of, make_rig, one_thread, prompt_tokens
+from h3kv.testing.tiered_rig import WINDOW_TOKENS, tiered_rig
 
 pytestmark = pytest.mark.slow
 
@@ -30,4 +31,27 @@ def test_answers_over_three_tiers_are_the_same_with_helpers(encoding: Encoding, 
     statistics = spread.attention.statistics()
     assert answers[0] == answers[1]
     assert statistics.shared > 0 and statistics.units_helped > 0
+    spread.close()
+
+
+@pytest.mark.parametrize("encoding", [Encoding.K8V4, Encoding.INT4])
+def test_answers_under_retrieval_are_the_same_with_helpers(encoding: Encoding) -> None:
+    prompt = prompt_tokens(4, 3000)
+    spread = Spread()
+    answers = []
+    with one_thread(), spread.helped(2):
+        for is_spread in (False, True):
+            rig = make_rig(
+                capacity_blocks=160,
+                chunk_tokens=1024,
+                layout=layout_of(encoding),
+                window_tokens=WINDOW_TOKENS,
+                retrieval=RetrievalSetting(budget_tokens=128),
+            )
+            if is_spread:
+                rig.pool.attend_with(spread.attention)
+            answers.append(rig.answer(prompt, max_new_tokens=40)[0])
+            rig.engine.check_integrity()
+    assert answers[0] == answers[1]
+    assert spread.attention.statistics().scanning.scans > 0
     spread.close()

@@ -60,12 +60,12 @@ def settings(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def until(holds: Callable[[], Any], what: str) -> Any:
+def until(holds: Callable[[], Any], what: str | Callable[[], object]) -> Any:
     """What `holds` returns, once that is true."""
     end_s = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while not (value := holds()):
-        assert time.monotonic() < end_s, f"waited in vain: {what}"
+        assert time.monotonic() < end_s, f"waited in vain: {what() if callable(what) else what}"
         pause.wait(0.1)
     return value
 
@@ -131,15 +131,18 @@ class WholeNode:
 
     def page(self, service: Service) -> Page:
         """Of the only process of a service."""
-        return self.pages()[service.value]
+        facts = next(each for each in read_facts(self.run_folder) if each.name == service.value)
+        assert facts.metrics_url is not None
+        return _page(facts.metrics_url)
 
     def pid_of(self, name: str) -> int | None:
         """Of a child that runs now."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        named = re.compile(rb"(?:^|\0)H3_\w+_INSTANCE=" + name.encode() + rb"\0")
         for pid in map(int, listed.split()):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-            if re.search(rf"^H3_\w+_INSTANCE={name}$", environment.replace("\0", "\n"), re.MULTILINE):
-                return pid
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if named.search(Path(f"/proc/{pid}/environ").read_bytes()):
+                    return pid
         return None
 
     def end(self) -> None:

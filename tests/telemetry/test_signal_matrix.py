@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import urllib.error
 
 import pytest
 
@@ -11,7 +13,7 @@ from h3kv.telemetry import names
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.names import METRICS
 
-from .node_rig import Page, WholeNode, until
+from .node_rig import WholeNode, until
 
 pytestmark = pytest.mark.slow
 
@@ -116,17 +118,15 @@ def lose_a_segment(node: WholeNode) -> bool:
     return node.page(Service.GPU_WORKER).total(names.LOST_SEGMENTS) > 0
 
 
-def is_used(service: Service, page: Page) -> bool:
-    return all(page.total(name) > 0 for name in USED[service])
-
-
-def unused(node: WholeNode) -> dict[str, list[str]]:
-    """Metrics that should have moved and did not, by process."""
-    return {
-        name: sorted(each for each in USED[service_of(name)] if page.total(each) == 0)
-        for name, page in node.pages().items()
-        if not is_used(service_of(name), page)
-    }
+def unused(node: WholeNode) -> list[tuple[Service, str]]:
+    """Metrics that should have moved and did not, over all processes of a service."""
+    pages = node.pages()
+    return [
+        (service, name)
+        for service, wanted in USED.items()
+        for name in sorted(wanted)
+        if not any(page.total(name) > 0 for process, page in pages.items() if service_of(process) is service)
+    ]
 
 
 def service_of(process: str) -> Service:
@@ -144,15 +144,22 @@ def test_every_declared_metric_appears_and_nothing_undeclared_does(node: WholeNo
     until(lambda: node.page(Service.MIGRATION_CONTROLLER).total(names.PROCESS_RESTARTS) > 0, "the restart to be seen")
     node.complete(DOCUMENTS[0], tokens=40)
 
+    until(lambda: are_reached(node), "the page of every process")
+    until(lambda: not lacking(node), lambda: lacking(node))
+    until(lambda: not unused(node), lambda: unused(node))
     pages = node.pages()
     assert {service_of(name) for name in pages} == set(Service)
-    assert lacking(node) == []
     for name, page in pages.items():
         declared = {metric.name for metric in METRICS.values() if service_of(name) in metric.services}
         assert page.described == declared, f"{name}: {page.described ^ declared}"
         strange = [each for each in page.samples if each not in declared]
         assert not strange, f"{name} shows what is not declared: {strange}"
-    assert unused(node) == {}
+
+
+def are_reached(node: WholeNode) -> bool:
+    with contextlib.suppress(urllib.error.URLError):
+        return bool(node.pages())
+    return False
 
 
 def lacking(node: WholeNode) -> list[tuple[str, str]]:

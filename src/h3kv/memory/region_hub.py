@@ -41,8 +41,6 @@ from h3kv.memory.region import Region
 CLIENTS_MAX: Final = 256
 HELLO_NS: Final = 10 * NS_PER_S
 """A client that has said nothing after so long is shown out."""
-AGAIN_NS: Final = 2 * NS_PER_S
-"""For a holder to ask again that did not wait for its answer."""
 _LOOK_NS: Final = 50 * NS_PER_MS
 """Between two looks whether anybody still has the forerunner's regions."""
 
@@ -307,7 +305,7 @@ class RegionHub:
             if has_returned:
                 # It waits no longer for this answer, and asks again: its leases are kept for that.
                 self._awaited[holder] = MarkedHolder(holder, hello.name, hello.boot_token)
-                self._awaited_until_ns = max(self._awaited_until_ns, time.monotonic_ns() + AGAIN_NS)
+                self._awaited_until_ns = max(self._awaited_until_ns, time.monotonic_ns() + HELLO_NS)
             self._mark()
             return None
         close_all(client.fds)
@@ -324,9 +322,11 @@ class RegionHub:
         awaited = None if hello.holder is None else self._awaited.get(hello.holder)
         if awaited != MarkedHolder(hello.holder or 0, hello.name, hello.boot_token):
             return False
-        served = {region.identity: _file_of(region.fd) for region in self._regions if region.fd is not None}
-        offered = {each: _file_of(fd) for each, fd in zip(hello.regions, client.fds, strict=True)}
-        return offered == served
+        served = {region.identity: region.fd for region in self._regions if region.fd is not None}
+        offered = dict(zip(hello.regions, client.fds, strict=True))
+        if set(offered) != set(served):
+            return False
+        return all(os.path.sameopenfile(fd, served[each]) for each, fd in offered.items())
 
     def _attached(self, client: _Client, marker: Marker) -> tuple[Region, ...] | None:
         """The marked regions from what a client offers, or None where anything is missing or wrong."""
@@ -398,9 +398,3 @@ class RegionHub:
         self._selector.unregister(client.channel)
         del self._clients[client.channel.fileno()]
         client.channel.close()
-
-
-def _file_of(fd: int) -> tuple[int, int]:
-    """The same for two descriptors of the same memory."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino

@@ -11,8 +11,7 @@
 namespace h3 {
 namespace {
 
-constexpr int kPageRun = 16;          // pages with chosen clusters of one unit
-constexpr int kPagesAhead = 4;        // pages that are fetched before they are read
+constexpr int kRunClusters = 16;      // chosen clusters of one unit: four pages of them
 constexpr int kTokensAtOnce = 8;      // query tokens whose partial sums are kept at the same time
 constexpr int kEverything = 1 << 30;  // a position that sees all tokens
 
@@ -28,7 +27,16 @@ struct Sums {
   float* sum;      // [group]
 };
 
-// Attention of some query tokens: units of chosen pages and units of mean values, then all of them together. Memory is
+// Where the parts of a cluster lie.
+struct Source {
+  std::uint64_t keys, values, nibbles, scales;
+};
+
+struct alignas(64) Line {
+  char bytes[64];
+};
+
+// Attention of some query tokens: units of chosen clusters and units of mean values, then all of them together. Memory is
 // kept from call to call.
 class Chosen {
  public:
@@ -39,11 +47,11 @@ class Chosen {
     parallel(lists, a_.threads, Share::kOne, [&](int begin, int end) {
       for (int list = begin; list < end; ++list) prepare(list);
     });
-    const int page_units = lists * page_runs_, units = page_units + lists * mean_runs_;
+    const int chosen_units = lists * chosen_runs_, units = chosen_units + lists * mean_runs_;
     parallel(units, a_.threads, Share::kOne, [&](int begin, int end) {
       for (int unit = begin; unit < end; ++unit) {
-        if (unit < page_units) read_pages(queries, unit / page_runs_, unit % page_runs_);
-        else sum_means((unit - page_units) % lists, (unit - page_units) / lists);
+        if (unit < chosen_units) read_clusters(queries, unit / chosen_runs_, unit % chosen_runs_);
+        else sum_means((unit - chosen_units) % lists, (unit - chosen_units) / lists);
       }
     });
     parallel(lists * group_, a_.threads, Share::kOne, [&](int begin, int end) {
@@ -78,21 +86,20 @@ class Chosen {
     args_.out += row * a_.shape.head_dim;
     args_.out_lse += row;
     args_.read_lse += row;
-    page_runs_ = (args.budget + kPageRun - 1) / kPageRun;
+    chosen_runs_ = (args.budget + kRunClusters - 1) / kRunClusters;
     mean_runs_ = args.estimate ? (a_.segment_count + kMeanSegmentsMax - 1) / kMeanSegmentsMax : 0;
     const std::int64_t lists = std::int64_t{tokens} * a_.shape.kv_heads;
-    grown(pages_, lists * args.budget);
-    grown(page_counts_, lists);
+    grown(sources_, lists * args.budget);
     grown(reads_, lists);
     grown(is_read_, lists * a_.segment_count);
-    grown(sums_, lists * (page_runs_ + mean_runs_) * sums_floats());
+    grown(sums_, lists * (chosen_runs_ + mean_runs_) * sums_floats());
   }
 
   std::int64_t sums_floats() const { return std::int64_t{group_} * (a_.shape.head_dim + 2); }
 
   // Of a run: first those of pages, then those of mean values.
   Sums sums(int list, int run) {
-    float* const out = sums_.data() + (std::int64_t{list} * (page_runs_ + mean_runs_) + run) * sums_floats();
+    float* const out = sums_.data() + (std::int64_t{list} * (chosen_runs_ + mean_runs_) + run) * sums_floats();
     return {out, out + group_ * a_.shape.head_dim, out + group_ * (a_.shape.head_dim + 1)};
   }
 
@@ -112,8 +119,7 @@ class Chosen {
     return a_.segments[cluster / kSegmentClusters].pages + offset;
   }
 
-  // A page from one of its clusters on.
-  Page page_of(std::int64_t choice, std::int32_t cluster, int head) const {
+  Source source_of(std::int64_t choice, std::int32_t cluster, int head) const {
     const SlabShape& shape = a_.shape;
     const int block = cluster % kSegmentClusters / kPageClusters;
     const int place = cluster % kPageClusters;
@@ -122,30 +128,30 @@ class Chosen {
                                 static_cast<std::uint64_t>((head * kSegmentBlocks + block) * shape.plane_bytes());
     const auto moved = [&](std::int64_t size) { return static_cast<std::uint64_t>(size * place / kPageClusters); };
     const auto nibbles = static_cast<std::uint64_t>(shape.nibbles_bytes());
-    Page page{};
-    page.keys = keys + moved(shape.keys_bytes());
-    page.values = keys + static_cast<std::uint64_t>(shape.keys_bytes()) + moved(shape.nibbles_bytes());
-    page.nibbles = plane + moved(shape.nibbles_bytes());
-    page.scales = plane + nibbles + moved(2 * kPageTokens);
-    page.count = kClusterTokens;
-    return page;
+    const std::uint64_t values = keys + static_cast<std::uint64_t>(shape.keys_bytes());
+    return {keys + moved(shape.keys_bytes()), values + moved(shape.nibbles_bytes()),
+            plane + moved(shape.nibbles_bytes()), plane + nibbles + moved(2 * kPageTokens)};
   }
 
-  void fetch_page(const Page& page) const {
-    const std::int64_t size = a_.shape.nibbles_bytes() / kPageClusters * (page.count / kClusterTokens);
-    fetch(page.nibbles, size);
-    if (a_.shape.split_keys) fetch(page.keys, size);
-    fetch(page.values, size);
-    for (std::uint64_t array = 0; array < 4; ++array) fetch(page.scales + array * kPageTokens * 2, 2 * page.count);
+  std::size_t cluster_bytes() const { return at(a_.shape.nibbles_bytes() / kPageClusters); }
+
+  // Into the first cache: four clusters are few.
+  void fetch_cluster(const Source& source) const {
+    const auto fetch_near = [](std::uint64_t address, std::size_t size) {
+      for (std::size_t at = 0; at < size; at += 64) __builtin_prefetch(reinterpret_cast<const char*>(address) + at);
+    };
+    fetch_near(source.nibbles, cluster_bytes());
+    if (a_.shape.split_keys) fetch_near(source.keys, cluster_bytes());
+    fetch_near(source.values, cluster_bytes());
+    for (std::uint64_t array = 0; array < 4; ++array) fetch_near(source.scales + array * kPageTokens * 2, 1);
   }
 
-  // Pages of one (token, KV head), and which clusters they hold.
+  // Clusters of one (token, KV head), and which they are.
   void prepare(int list) {
     const int head = list % a_.shape.kv_heads;
-    Page* const pages = pages_.data() + std::int64_t{list} * args_.budget;
+    Source* const sources = sources_.data() + std::int64_t{list} * args_.budget;
     std::uint64_t* const is_read = is_read_.data() + std::int64_t{list} * a_.segment_count;
     std::fill_n(is_read, a_.segment_count, 0);
-    int count = 0;
     std::int32_t last = -kSegmentClusters;
     ChosenReads reads{};
     for (int i = 0; i < args_.budget; ++i) {
@@ -153,35 +159,55 @@ class Chosen {
       const std::int32_t cluster = args_.chosen[choice];
       if (cluster < 0) break;
       if (args_.addresses != nullptr && args_.addresses[choice] == kMissing) continue;
-      const Page page = page_of(choice, cluster, head);
-      // Clusters of one page that follow each other are one run.
-      const bool follows = cluster == last + 1 && cluster % kPageClusters != 0 &&
-                           page.values == pages[count - 1].values + static_cast<std::uint64_t>(pages[count - 1].count) *
-                               static_cast<std::uint64_t>(a_.shape.head_dim) / 2;
-      if (follows) pages[count - 1].count += kClusterTokens;
-      else pages[count++] = page;
+      sources[reads.clusters++] = source_of(choice, cluster, head);
       reads.pages += cluster / kPageClusters != last / kPageClusters;
-      ++reads.clusters;
       last = cluster;
       is_read[cluster / kSegmentClusters] |= std::uint64_t{1} << cluster % kSegmentClusters;
     }
-    page_counts_[at(list)] = count;
     reads_[at(list)] = reads;
   }
 
-  void read_pages(const Queries& queries, int list, int run) {
+  // Clusters side by side as one page: what a page costs once is paid once for four of them.
+  Page gather(const Source* sources, int count, char* room) const {
+    const std::size_t each = cluster_bytes(), all = each * kPageClusters;
+    char* const low = room;
+    char* const values = low + all;
+    char* const nibbles = values + all;
+    char* const scales = nibbles + all;
+    const auto from = [](std::uint64_t address) { return reinterpret_cast<const char*>(address); };
+    for (int i = 0; i < count; ++i) {
+      if (a_.shape.split_keys) std::memcpy(low + i * each, from(sources[i].keys), each);
+      std::memcpy(values + i * each, from(sources[i].values), each);
+      std::memcpy(nibbles + i * each, from(sources[i].nibbles), each);
+      for (int array = 0; array < 4; ++array) {
+        char* const target = scales + 2 * (array * kPageTokens + i * kClusterTokens);
+        std::memcpy(target, from(sources[i].scales) + 2 * array * kPageTokens, 2 * kClusterTokens);
+      }
+    }
+    const auto address = [](const char* p) { return reinterpret_cast<std::uint64_t>(p); };
+    return {address(low), address(values), 0, address(nibbles), address(scales), 0, count * kClusterTokens};
+  }
+
+  void read_clusters(const Queries& queries, int list, int run) {
+    thread_local std::vector<Line> memory;
+    const std::int64_t page_bytes = 3 * a_.shape.nibbles_bytes() + a_.shape.scales_bytes();
+    char* const room = grown(memory, page_bytes / static_cast<std::int64_t>(sizeof(Line)))->bytes;
     const Sums s = cleared(list, run);
     const int head = list % a_.shape.kv_heads, token = list / a_.shape.kv_heads;
-    const Page* const pages = pages_.data() + std::int64_t{list} * args_.budget;
-    const int count = page_counts_[at(list)], first = run * kPageRun;
+    const Source* const sources = sources_.data() + std::int64_t{list} * args_.budget;
+    const int first = run * kRunClusters;
+    const int last = std::min(first + kRunClusters, static_cast<int>(reads_[at(list)].clusters));
     int positions[kCodeRowsMax];
     std::fill_n(positions, kCodeRowsMax, kEverything);
-    for (int i = first; i < std::min(first + kPagesAhead, count); ++i) fetch_page(pages[i]);
-    for (int i = first; i < std::min(first + kPageRun, count); ++i) {
-      if (i + kPagesAhead < count) fetch_page(pages[i + kPagesAhead]);
+    for (int i = first; i < std::min(first + kPageClusters, last); ++i) fetch_cluster(sources[i]);
+    for (int i = first; i < last; i += kPageClusters) {
+      const int count = std::min(kPageClusters, last - i);
+      const Page page = gather(sources + i, count, room);
+      for (int next = i + kPageClusters; next < std::min(i + 2 * kPageClusters, last); ++next)
+        fetch_cluster(sources[next]);
       for (int g = 0; g < group_; g += kCodeRowsMax) {
         const CodeRows rows = queries.rows(head, token * group_ + g, std::min(kCodeRowsMax, group_ - g));
-        const CodeBlock block{rows, positions, s.out + g * a_.shape.head_dim, s.maximum + g, s.sum + g, pages + i, 1,
+        const CodeBlock block{rows, positions, s.out + g * a_.shape.head_dim, s.maximum + g, s.sum + g, &page, 1,
                               weight_parts(a_.shape.encoding(), a_.page_dtype), a_.scale * kLog2e};
         kernels().attend_codes[static_cast<int>(a_.shape.encoding())](block);
       }
@@ -190,7 +216,7 @@ class Chosen {
 
   // Mean values of some segments. Their maximum is what everything weighs: nothing weighs more.
   void sum_means(int list, int run) {
-    const Sums s = cleared(list, page_runs_ + run);
+    const Sums s = cleared(list, chosen_runs_ + run);
     const int head = list % a_.shape.kv_heads, token = list / a_.shape.kv_heads;
     const std::int64_t row = std::int64_t{token} * a_.heads + head * group_;
     std::copy_n(a_.totals + row, group_, s.maximum);
@@ -236,10 +262,10 @@ class Chosen {
     const int head_dim = a_.shape.head_dim;
     const std::int64_t row = std::int64_t{list / a_.shape.kv_heads} * a_.heads + list % a_.shape.kv_heads * group_ + g;
     const float exact = args_.exact_lse == nullptr ? kNothing : args_.exact_lse[row] * kLog2e;
-    const float read = joined(exact, lse_over(list, g, 0, page_runs_));
-    const float lse = joined(read, lse_over(list, g, page_runs_, page_runs_ + mean_runs_));
+    const float read = joined(exact, lse_over(list, g, 0, chosen_runs_));
+    const float lse = joined(read, lse_over(list, g, chosen_runs_, chosen_runs_ + mean_runs_));
     float out[kHeadDimMax] = {};
-    for (int run = 0; run < page_runs_ + mean_runs_; ++run) {
+    for (int run = 0; run < chosen_runs_ + mean_runs_; ++run) {
       const Sums s = sums(list, run);
       if (s.maximum[g] == kNothing) continue;
       const float weight = std::exp2(s.maximum[g] - lse);
@@ -259,10 +285,9 @@ class Chosen {
   RetrieveArgs a_{};
   std::int64_t clusters_ = 0;
   int group_ = 0;
-  int page_runs_ = 0;
+  int chosen_runs_ = 0;
   int mean_runs_ = 0;
-  std::vector<Page> pages_;
-  std::vector<int> page_counts_;
+  std::vector<Source> sources_;
   std::vector<ChosenReads> reads_;
   std::vector<std::uint64_t> is_read_;  // [list][segment], a bit for each cluster
   std::vector<float> sums_;

@@ -245,10 +245,18 @@ def _long_decode(results: Results, setting: TieredSetting, *, quick: bool) -> No
 def _long_context(
     results: Results, setting: TieredSetting, *, quick: bool, named: NamedText, peer_python: str | None
 ) -> None:
-    from h3kv.bench import long_context
+    from h3kv.bench import long_context, retrieval_quality
 
     sizes = long_context.QUICK if quick else long_context.FULL
     long_context.run(results, setting, sizes, named=named, peer_python=peer_python, peers=not quick)
+    retrieval_quality.run(
+        results,
+        setting.model,
+        sizes.retrieval,
+        sizes=retrieval_quality.QUICK if quick else retrieval_quality.FULL,
+        window_tokens=sizes.caps.window_tokens,
+        progress=setting.progress,
+    )
 
 
 def _reuse(results: Results, setting: TieredSetting, *, quick: bool) -> None:

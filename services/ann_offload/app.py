@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from collections.abc import Callable
 
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2 as pb
 from h3kv.api.ann_offload.v1 import ann_offload_service_pb2_grpc as pb_grpc
@@ -35,17 +36,31 @@ def serve() -> None:
 
     Raises:
         H3Error: it cannot start; the message says what to do.
+        BaseException: what broke the worker.
     """
     with open_process(Service.ANN_OFFLOAD, Settings) as process, contextlib.ExitStack() as stack:
-        server = start(process.settings, process.telemetry, stack)
+        server = start(process.settings, process.telemetry, stack, on_failure=process.stop.stop)
         served = {spans.PEER: process.settings.instance, spans.ADDRESS: str(server.address)}
         log_event(_log, "serving", served)
         process.stop.wait()
         server.announce(is_serving=False)
+    if process.stop.failure is not None:
+        raise process.stop.failure
 
 
-def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> RpcServer:
+def start(
+    settings: Settings,
+    telemetry: ProcessTelemetry,
+    stack: contextlib.ExitStack,
+    *,
+    on_failure: Callable[[BaseException], None],
+) -> RpcServer:
     """Begin to help, then to answer. The stack takes all of it apart again.
+
+    Args:
+        settings, telemetry: of the process.
+        stack: ends what is begun here.
+        on_failure: called when the worker broke, by its thread.
 
     Raises:
         ConfigError, AddressInUseError: it cannot serve there, or this processor lacks the instruction set.
@@ -53,7 +68,9 @@ def start(settings: Settings, telemetry: ProcessTelemetry, stack: contextlib.Exi
     select_isa(settings.isa, setting="H3_ANN_OFFLOAD_ISA", field="isa")
     identity = ProcessName(settings.instance, secrets.token_bytes(BOOT_TOKEN_BYTES))
     server = RpcServer(settings.server())
-    worker = OffloadWorker(settings.worker(), boot_token=identity.boot_token, tracer=telemetry.tracer)
+    worker = OffloadWorker(
+        settings.worker(), boot_token=identity.boot_token, tracer=telemetry.tracer, on_failure=on_failure
+    )
     pump = MetricsPump(worker, telemetry.metrics)
     stack.enter_context(
         open_reporter(

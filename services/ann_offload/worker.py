@@ -16,7 +16,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -74,10 +74,19 @@ class OffloadWorker:
         config: where it finds its work.
         boot_token: 16 random bytes of this process.
         tracer: receives what was done for requests that are traced.
+        on_failure: called by the worker's thread when it broke: nobody helps any more.
     """
 
-    def __init__(self, config: WorkerConfig, *, boot_token: bytes, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        boot_token: bytes,
+        tracer: Tracer,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
         self.config = config
+        self._on_failure = on_failure
         self._tracer = tracer
         self._client = RegionClient(config.regions, name=config.name, boot_token=boot_token)
         self._crew = CrewClient(config.crew)
@@ -142,6 +151,8 @@ class OffloadWorker:
                     pause_ns = min(2 * pause_ns, PAUSE_NS_MAX)
                 finally:
                     self._crew.leave()
+        except BaseException as error:  # noqa: BLE001  (whatever it was, nobody helps any more)
+            self._on_failure(error)
         finally:
             self._phase = Phase.DRAINED
             self._let_go()

@@ -43,7 +43,8 @@ def settings(folder: Path) -> dict[str, dict[str, str]]:
     """Of each service: caps that a few documents of a tiny model exceed."""
     return {
         Service.NVME_IO: {"HOST_BYTES": "12MiB", "STORE": str(folder / STORE), "CAPACITY": "12MiB"},
-        Service.MIGRATION_CONTROLLER: {f"RULES__{name}": value for name, value in RULES.items()},
+        # A process that takes long to come back is known all the same.
+        Service.MIGRATION_CONTROLLER: {"SILENCE": "1h", **{f"RULES__{name}": value for name, value in RULES.items()}},
         Service.GPU_WORKER: {
             "MODEL__SOURCE": str(folder / "model"),
             "MODEL__DTYPE": "fp32",

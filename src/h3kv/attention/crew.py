@@ -283,7 +283,7 @@ class CrewClient:
                 channel.connect(str(self._path))
                 channel.send(_HELLO.pack(_MAGIC, threads))
                 packet = channel.recv(_PACKET_BYTES)
-            except (FileNotFoundError, ConnectionError, TimeoutError):
+            except (FileNotFoundError, ConnectionError, TimeoutError, BlockingIOError):  # the last: many wait already
                 return None
             if len(packet) != _HELLO.size + threads * _PLACE.size or packet[: len(_MAGIC)] != _MAGIC:
                 message = f"{self._path} has no place for {threads} helpers: run fewer, or allow more"

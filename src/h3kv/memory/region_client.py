@@ -135,7 +135,7 @@ class RegionClient:
             fds = [region.fd for region in held if region.fd is not None]
             socket.send_fds(channel, [encode(hello)], fds)
             packet, received = receive(channel)
-        except (FileNotFoundError, ConnectionError, TimeoutError):
+        except (FileNotFoundError, ConnectionError, TimeoutError, BlockingIOError):  # the last: many wait already
             channel.close()
             return None
         except ValueError as error:

@@ -98,7 +98,7 @@ class LineFormatter(logging.Formatter):
         if trace is not None:
             yield "trace_id", trace.trace_id.hex()
             yield "span_id", trace.span_id.hex()
-        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
+        if record.exc_info and (error := record.exc_info[1]) is not None:
             yield "error", str(error) or type(error).__name__
             if not isinstance(error, H3Error):
                 yield "traceback", self.formatException(record.exc_info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -343,6 +344,19 @@ def test_client_without_an_owner_says_where_it_looked(socket_path: Path) -> None
     with pytest.raises(PeerUnavailableError, match=r"nobody serves regions at .*regions\.sock"):
         client.connect(SECOND // 20)
     client.close()
+
+
+def test_client_before_whom_too_many_wait_says_that_nobody_serves(socket_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(str(socket_path))
+        listener.listen(0)
+        earlier = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        earlier.connect(str(socket_path))
+        client = RegionClient(socket_path, name="gpu_worker", boot_token=b"t" * 16)
+        with pytest.raises(PeerUnavailableError):
+            client.connect(0)
+        client.close()
 
 
 def test_client_of_a_name_and_token_that_is_connected_is_refused(socket_path: Path, start: Start) -> None:

@@ -20,6 +20,8 @@ from h3kv.memory.region import Region
 
 _RETRY_NS: Final = 20 * NS_PER_MS
 """Between two attempts to find an owner that is starting."""
+_ANSWER_NS: Final = NS_PER_S
+"""For an owner that is there to answer. Whoever gives up sooner is admitted when it has gone."""
 
 
 class Outcome(enum.StrEnum):
@@ -58,7 +60,7 @@ class RegionClient:
         """Boot token of the owner that was last connected."""
 
     def connect(self, timeout_ns: int) -> Outcome:
-        """Find the owner, offer it what is mapped, map what is missing.
+        """Find the owner, offer it what is mapped, map what is missing. One that is there has a second to answer, too.
 
         Raises:
             PeerUnavailableError: nobody serves the socket in that time.

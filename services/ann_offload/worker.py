@@ -83,7 +83,7 @@ class OffloadWorker:
         *,
         boot_token: bytes,
         tracer: Tracer,
-        on_failure: Callable[[BaseException], None] = lambda _: None,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.config = config
         self._on_failure = on_failure
@@ -234,6 +234,8 @@ class OffloadWorker:
                     self._record(traced)
         except NotRegisteredError as error:
             _log.warning("%s", error)
+        except BaseException as error:  # noqa: BLE001  (whatever it was, this thread helps no more)
+            self._on_failure(error)
 
     def _record(self, traced: TracedHelp) -> None:
         self._tracer.record(

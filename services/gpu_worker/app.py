@@ -78,7 +78,7 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     if crew is not None:
         node.pool.attend_with(crew.spread)
     observer = Observer(recorder, node)
-    control = _control(settings, node, remote, telemetry=telemetry, boot_token=boot_token, stack=stack)
+    control = _control(settings, node, remote, telemetry=telemetry, boot_token=boot_token, stop=stop, stack=stack)
 
     def after_step(held: Node) -> None:
         observer.look(held, clock.now_ns())
@@ -172,6 +172,7 @@ def _control(
     *,
     telemetry: ProcessTelemetry,
     boot_token: bytes,
+    stop: StopSignal,
     stack: contextlib.ExitStack,
 ) -> Control | None:
     """What others may command; None where the tiers are this process's own."""
@@ -189,6 +190,7 @@ def _control(
         reporter=stack.enter_context(opened),
         boot_token=boot_token,
         clock=MonotonicClock(),
+        on_failure=stop.stop,
     )
 
 

@@ -38,11 +38,19 @@ class CommandWatch:
     Args:
         link: to `nvme_io`, open; closed after this has stopped.
         received: called on a thread of this object with each command, and when it came on the monotonic clock.
+        on_failure: called by a thread of this object that broke: no command is heard, or no end told, any more.
     """
 
-    def __init__(self, link: NodeLink, received: Callable[[MoveCommand, int], None]) -> None:
+    def __init__(
+        self,
+        link: NodeLink,
+        received: Callable[[MoveCommand, int], None],
+        *,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._link = link
         self._received = received
+        self._on_failure = on_failure
         self._changed = threading.Condition()
         self._is_stopped = False
         self._stream: CommandStream | None = None
@@ -85,6 +93,9 @@ class CommandWatch:
                 act()
             except H3Error as error:
                 _log.debug("nvme_io is not there: %s", error)
+            except BaseException as error:  # noqa: BLE001  (whatever it was, no command would be heard any more)
+                self._on_failure(error)
+                return
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped, PAUSE_NS / NS_PER_S)
 
@@ -109,6 +120,7 @@ class CommandWatch:
             self._seen = None
             raise
         finally:
+            stream.cancel()
             with self._changed:
                 self._stream = None
 

@@ -25,6 +25,7 @@ class Control:
         reporter: to the controller; None: there is none.
         boot_token: of this process.
         clock: monotonic.
+        on_failure: called by a thread that broke: no command is heard any more.
     """
 
     def __init__(
@@ -35,13 +36,14 @@ class Control:
         reporter: TelemetryReporter | None,
         boot_token: bytes,
         clock: Clock,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
         self._link = link
         self._executor = MoveExecutor(pool, boot_token=boot_token, now_ns=clock.now_ns)
         self._reports = None if reporter is None else WorkerReports(pool, reporter)
         self._post: Callable[[Callable[[Node], None]], None] = lambda _: None
-        self._watch = CommandWatch(link, self._receive)
+        self._watch = CommandWatch(link, self._receive, on_failure=on_failure)
 
     def start(self, post: Callable[[Callable[[Node], None]], None]) -> None:
         """Take commands from now on.

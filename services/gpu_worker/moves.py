@@ -110,6 +110,10 @@ class MoveExecutor:
         moving.has_begun |= segment.is_copied or segment.arrival is not None
         if _has_come(segment, command.target):
             self._end(command, segment, MoveEnd.DONE, moving)
+        elif command.target is Tier.NVME and segment.is_read_whole:
+            # A sequence found it meanwhile. A copy that was begun is of use later.
+            placer.ask_no_more(segment.id)
+            self._end(command, segment, MoveEnd.BUSY, moving)
         elif not placer.is_asked(segment.id):
             self._end(command, segment, MoveEnd.FAILED if moving.has_begun else MoveEnd.NO_ROOM, moving)
         elif not moving.has_begun and self._now_ns() >= moving.deadline_ns:

@@ -15,7 +15,9 @@ from h3kv.rpc.telemetry_reporter import TelemetryReporter
 from services.gpu_worker.metrics import Snapshot
 
 TICK_NS: Final = 100 * NS_PER_MS
-"""Between two reports. A tick is a span in which steps were taken: a slow step makes it longer."""
+"""Between two reports that no command asks for. A tick lasts at least as long, and until every sequence took a step."""
+TICK_NS_MAX: Final = 10 * TICK_NS
+"""A sequence that has ended, or waits, is not waited for any longer."""
 MASS_MIN: Final = 0.001
 """Smaller shares of attention are not told: a tenth of the least that counts as a touch."""
 
@@ -35,6 +37,8 @@ class WorkerReports:
         """Segments that were reported and are not gone."""
         self._room: TierRoom | None = None
         self._tick = 0
+        self._tick_ns = 0
+        """When it began."""
         self._next_ns = 0
 
     def look(self, snapshot: Snapshot, outcomes: Sequence[MoveOutcome], *, now_ns: int) -> None:
@@ -42,17 +46,16 @@ class WorkerReports:
 
         Cost: O(segments that changed); nothing between two ticks.
         """
-        if now_ns < self._next_ns and not outcomes:
+        is_due = now_ns >= self._next_ns
+        if not is_due and not outcomes:
             return
-        self._next_ns = now_ns + TICK_NS
-        self._tick += 1
         segments, gone = self._changed()
-        touches = tuple(
-            SegmentTouch(segment, share)
-            for segment, share in self._pool.touch_sample.take().items()
-            if share >= MASS_MIN and segment in self._known
-        )
         room = self._device_room(snapshot)
+        touches: tuple[SegmentTouch, ...] = ()
+        if is_due:
+            self._next_ns = now_ns + TICK_NS
+            if self._pool.touch_sample.is_whole or now_ns >= self._tick_ns + TICK_NS_MAX:
+                touches = self._end_tick(now_ns)
         if segments or gone or touches or outcomes or room != self._room:
             report = Report(
                 tiers=() if room is None or room == self._room else (room,),
@@ -64,7 +67,18 @@ class WorkerReports:
             )
             self._reporter.report(report)
         self._room = room
+
+    def _end_tick(self, now_ns: int) -> tuple[SegmentTouch, ...]:
+        """What drew attention in the tick that ends; the next one begins."""
+        self._tick += 1
+        self._tick_ns = now_ns
+        shares = self._pool.touch_sample.take()
         self._pool.touch_sample.ask()
+        return tuple(
+            SegmentTouch(segment, share)
+            for segment, share in shares.items()
+            if share >= MASS_MIN and segment in self._known
+        )
 
     def _changed(self) -> tuple[tuple[ReportedSegment, ...], tuple[SegmentId, ...]]:
         """Segments as they are now, and those that are there no longer."""

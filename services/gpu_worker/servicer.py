@@ -33,6 +33,9 @@ from services.gpu_worker.metrics import Observer
 MARGIN_NS: Final = 50 * NS_PER_MS
 """Left of a call's time for its answer to travel."""
 
+WRITING_NS_MAX: Final = 2 * NS_PER_S
+"""How long eviction may keep all requests waiting while it writes."""
+
 CACHED: Final = {
     Tier.DEVICE: spans.CACHED_DEVICE_TOKENS,
     Tier.HOST: spans.CACHED_HOST_TOKENS,
@@ -131,7 +134,7 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
 
         def evict(node: Node) -> Evicted:
             bounds = EvictionBounds(self._served.clock.now_ns(), request.idle_ns, size_bytes)
-            return evict_cold(node.pool, bounds, timeout_ns=timeout_ns // 2)
+            return evict_cold(node.pool, bounds, timeout_ns=min(timeout_ns // 2, WRITING_NS_MAX))
 
         evicted = self._served.loop.call(evict, timeout_ns=timeout_ns)
         return pb.EvictColdResponse(segments=evicted.segments, size_bytes=evicted.size_bytes)

@@ -37,7 +37,9 @@ class HelperLocks:
     def __init__(self, socket_path: Path, *, mode: int | None = None) -> None:
         self.path = socket_path.with_name(f"{socket_path.name}.helpers")
         try:
-            self._fd: int | None = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | (0 if mode is None else os.O_CREAT))
+            self._fd: int | None = os.open(
+                self.path, os.O_RDONLY | os.O_CLOEXEC | (0 if mode is None else os.O_CREAT), 0 if mode is None else mode
+            )
             if mode is not None:
                 # Those that another user made stay as they are.
                 with contextlib.suppress(PermissionError):

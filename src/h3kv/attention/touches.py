@@ -41,7 +41,14 @@ class TouchSample:
         self.round = 0
         """Counts how often someone asked."""
         self._measured: dict[TouchTurn, SegmentShares] = {}
+        self._before: frozenset[TouchTurn] = frozenset()
+        """Sequences that were measured when someone took it last."""
         self._found: dict[SegmentId, None] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every sequence was measured that was before the last `take`: sequences take turns."""
+        return self._before <= self._measured.keys()
 
     def ask(self) -> None:
         """Measure the next step of each sequence."""
@@ -62,6 +69,7 @@ class TouchSample:
             for segment, share in zip(measured.segments, means_S, strict=True):
                 shares[segment] = max(share, shares.get(segment, 0.0))
         shares.update(dict.fromkeys(self._found, 1.0))
+        self._before = frozenset(self._measured)
         self._measured, self._found = {}, {}
         return shares
 
@@ -101,7 +109,7 @@ class TouchTurn:
             return step == self._step and layer in self._layers
         self._round, self._step = self._sample.round, step
         retrieving = [each for each in range(layers) if each not in dense_layers]
-        stride = max(1, len(retrieving) // LAYERS_MEASURED)
+        stride = max(1, -(-len(retrieving) // LAYERS_MEASURED))
         self._layers = frozenset(retrieving[self._round % stride :: stride])
         return layer in self._layers
 

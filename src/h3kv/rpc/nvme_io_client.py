@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as pb
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as pb_grpc
+from h3kv.core.errors import RequestError
 from h3kv.core.types import BlockKey, SegmentLabel, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.client import PeerChannel
@@ -18,6 +20,8 @@ from h3kv.rpc.convert import PAGE_MAX, read_key, read_slot
 
 REGISTER_S = 60.0
 """The store's headers are read before the first answer."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,19 @@ class CommandStream:
         self._call = call
 
     def __iter__(self) -> Iterator[tuple[int, MoveCommand | None]]:
-        """The number of each event, and its command; None where it is none.
+        """The number of each event, and its command; None where it is none, or one that this version cannot read.
 
         Raises:
             H3Error: the stream broke, or reached its deadline.
         """
         for response in self._call:
-            is_command = response.HasField("command")
-            yield response.event, read_relayed(response.command) if is_command else None
+            command: MoveCommand | None = None
+            if response.HasField("command"):
+                try:
+                    command = read_relayed(response.command)
+                except RequestError as error:
+                    _log.warning("a command that cannot be read is passed over: %s", error)
+            yield response.event, command
 
     def cancel(self) -> None:
         """Give the stream up."""

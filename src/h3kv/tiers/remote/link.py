@@ -35,7 +35,7 @@ CONNECT_NS: Final = 5 * NS_PER_S
 _LOOK_NS: Final = 100 * NS_PER_MS
 _RETRY_NS: Final = 50 * NS_PER_MS
 _REST_NS: Final = 100 * NS_PER_MS
-"""In which an owner that did not answer is not asked for room again."""
+"""In which an owner that did not answer is not asked for room again: as long as it did not, and at least so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,13 +107,15 @@ class NodeLink:
         """Units of HOST, none where there are not so many or the owner is gone for now. Waits for an answer."""
         if time.monotonic_ns() < self._rest_until_ns:
             return []
+        start_ns = time.monotonic_ns()
         try:
             return self.calls.lease_units(self.holder, units)
         except TierFullError:
             return []
         except H3Error as error:
             _log.warning("no units are leased: %s", error)
-            self._rest_until_ns = time.monotonic_ns() + _REST_NS
+            now_ns = time.monotonic_ns()
+            self._rest_until_ns = now_ns + max(now_ns - start_ns, _REST_NS)
             return []
 
     def give_back(self, units: Sequence[int]) -> bool:

@@ -229,8 +229,9 @@ class ColdServer:
         self._writes[owned.segment] = _Write(client, record.number, owned, units, len(moves), span)
 
     def _fetch(self, client: Client, record: Record) -> None:
+        fetches = list(self._submissions.fetches(client.holder, record))
         fetching = _Fetching(client, begin_fetch(self._tracer, client.trace))
-        for index, (fetch, units) in enumerate(self._submissions.fetches(client.holder, record)):
+        for index, (fetch, units) in enumerate(fetches):
             number = record.number + index
             if isinstance(fetch, H3Error):
                 self._fail(client, number, fetch)

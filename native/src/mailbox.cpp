@@ -68,18 +68,48 @@ Mailbox Mailbox::create(void* memory, std::size_t size_bytes, const MailboxGeome
   require(reinterpret_cast<std::uintptr_t>(memory) % 64 == 0, "the memory must begin at a multiple of 64 bytes");
   require(size_bytes >= geometry.size_bytes(), "the memory is too small for this geometry");
   Mailbox made(memory, geometry);
-  auto* header = new (memory) Header{};
-  header->version = kVersion;
-  header->geometry = geometry;
-  header->size_bytes = geometry.size_bytes();
-  header->crc = header_crc(kVersion, geometry, header->size_bytes);
-  header->tail.store(geometry.entries);
-  for (std::uint32_t id = 0; id < geometry.callers; ++id) new (&made.caller_line(id)) MemberLine{};
-  for (std::uint32_t id = 0; id < geometry.workers; ++id) new (&made.worker_line(id)) MemberLine{};
-  for (std::uint32_t i = 0; i < geometry.entries; ++i)
-    (new (&made.entry(i)) Entry{})->word.store(Word(State::kFree, i).bits());
-  header->magic.store(kMagic, std::memory_order_release);
+  if (made.is_there()) made.renew();
+  else made.lay_out();
   return made;
+}
+
+// Whether a mailbox of this version and geometry lies there.
+bool Mailbox::is_there() const {
+  const Header& header = this->header();
+  return header.magic.load(std::memory_order_acquire) == kMagic && header.version == kVersion &&
+         header.crc == header_crc(kVersion, geometry_, geometry_.size_bytes());
+}
+
+void Mailbox::lay_out() const {
+  auto* header = new (memory_) Header{};
+  header->version = kVersion;
+  header->geometry = geometry_;
+  header->size_bytes = geometry_.size_bytes();
+  header->crc = header_crc(kVersion, geometry_, header->size_bytes);
+  header->tail.store(geometry_.entries);
+  for (std::uint32_t id = 0; id < geometry_.callers; ++id) new (&caller_line(id)) MemberLine{};
+  for (std::uint32_t id = 0; id < geometry_.workers; ++id) new (&worker_line(id)) MemberLine{};
+  for (std::uint32_t i = 0; i < geometry_.entries; ++i)
+    (new (&entry(i)) Entry{})->word.store(Word(State::kFree, i).bits());
+  header->magic.store(kMagic, std::memory_order_release);
+}
+
+// Members first: whoever takes a request after that finds itself buried, and whoever took one before loses it here. An
+// entry's number stays, or grows to the largest of its own before the tail: the next one is new to everybody.
+void Mailbox::renew() const {
+  const auto end = [](MemberLine& line) {
+    const auto epoch = static_cast<std::uint32_t>(line.presence.load() >> 32);
+    line.presence.store(presence(epoch + 1, Presence::kFree));
+  };
+  for (std::uint32_t id = 0; id < geometry_.callers; ++id) end(caller_line(id));
+  for (std::uint32_t id = 0; id < geometry_.workers; ++id) end(worker_line(id));
+  Header& header = this->header();
+  const std::uint64_t first = header.tail.load() - geometry_.entries;
+  for (std::uint32_t i = 0; i < geometry_.entries; ++i)
+    entry(first + i).word.store(Word(State::kFree, (first + i) & kSequenceMask).bits());
+  header.idle.store(0);
+  header.signal.fetch_add(1);
+  futex_wake(header.signal, INT_MAX);  // workers that sleep find out
 }
 
 Mailbox Mailbox::attach(void* memory, std::size_t size_bytes) {

@@ -93,7 +93,7 @@ std::uint32_t OffloadCaller::quarantined() {
       std::count_if(places_.begin(), places_.end(), [](const Place& place) { return !place.late.empty(); }));
 }
 
-// Looks which late helpers have let go. Helper 0 stands for all of earlier callers.
+// Looks which late helpers have let go. Helper 0 stands for each of earlier callers.
 void OffloadCaller::release_places() {
   for (Place& place : places_) {
     std::erase_if(place.late, [this](const Late& late) {
@@ -228,10 +228,12 @@ void OffloadCaller::revoke(Shared& shared, std::uint32_t unit) {
     if (!word.compare_exchange_weak(seen, revoked, std::memory_order_acq_rel)) continue;
     ++shared.tally.counts.units_revoked;
     if (helper == 0) return;  // it had not begun, and finds the unit taken
-    places_[shared.place].late.push_back(
-        {&word, unit_word(shared.sequence, helper, UnitState::kReleased), helper});
     const auto found = helpers_.find(helper);
-    if (found != helpers_.end()) ++found->second;
+    const bool is_ours = found != helpers_.end();
+    if (is_ours) ++found->second;
+    // One that never joined here helped an earlier caller, and may live on: nobody but its lock tells.
+    const std::uint64_t released = unit_word(shared.sequence, helper, UnitState::kReleased);
+    places_[shared.place].late.push_back({&word, released, is_ours ? helper : 0});
     return;
   }
 }

@@ -15,6 +15,7 @@
 #include "h3/dispatch.hpp"
 #include "h3/offload.hpp"
 #include "h3/retrieve.hpp"
+#include "offload_job.hpp"
 
 namespace {
 
@@ -23,6 +24,13 @@ using h3::Mailbox;
 using h3::MailboxResult;
 using h3::MappedRange;
 using h3::Member;
+using h3::offload::fields_of;
+using h3::offload::Job;
+using h3::offload::JobHead;
+using h3::offload::next_of;
+using h3::offload::sequence_of;
+using h3::offload::unit_word;
+using h3::offload::UnitState;
 
 constexpr h3::MailboxGeometry kGeometry{16, 48, 8, 2, 4};
 constexpr std::uint32_t kJobs = 2;
@@ -54,6 +62,8 @@ class Crew {
   ~Crew() { mailbox_.bury_caller(member_); }
 
   h3::OffloadCaller& caller() { return *caller_; }
+  Job& job() const { return board_.job(0); }
+  std::uint32_t next_helper() const { return board_.next_helper(); }
 
   void join(MappedRange range) {
     auto helper = std::make_unique<Helper>();
@@ -198,6 +208,63 @@ void check_refusal(const Expect& expect, Context& context, Crew& crew) {
   expect(rounds < kRoundsMax && crew.leave().units == 0, "what is not mapped is refused");
 }
 
+// A helper of an earlier caller: it takes a unit as soon as it can, and then stands still.
+class Stranger {
+ public:
+  Stranger(Job& job, std::uint32_t number)
+      : job_(job), number_(number), thread_([this] {
+          while (!has_unit_ && !is_over_) take();
+        }) {}
+  ~Stranger() {
+    is_over_ = true;
+    thread_.join();
+  }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  bool has_unit() const { return has_unit_; }
+  void let_go() const { word().store(unit_word(sequence_, number_, UnitState::kReleased)); }
+  bool is_left_alone() const { return word() == unit_word(sequence_, number_, UnitState::kRevoked); }
+
+ private:
+  std::atomic<std::uint64_t>& word() const { return job_.word(unit_); }
+  void take() {
+    std::uint64_t claim = job_.claim.load(std::memory_order_acquire);
+    const std::uint64_t sequence = sequence_of(claim), unit = next_of(claim);
+    if (sequence == 0 || unit >= fields_of<JobHead>(job_.copied_fields()).units) return;
+    if (!job_.claim.compare_exchange_strong(claim, claim + 1, std::memory_order_acq_rel)) return;
+    sequence_ = sequence, unit_ = static_cast<std::uint32_t>(unit);
+    std::uint64_t free = unit_word(sequence, 0, UnitState::kFree);
+    const std::uint64_t mine = unit_word(sequence, number_, UnitState::kClaimed);
+    has_unit_ = word().compare_exchange_strong(free, mine);
+  }
+
+  Job& job_;
+  std::uint32_t number_;
+  std::uint64_t sequence_ = 0;
+  std::uint32_t unit_ = 0;
+  std::atomic<bool> has_unit_{false}, is_over_{false};
+  std::thread thread_;
+};
+
+// What somebody holds who never joined is kept until he lets go, or until no helper of earlier callers lives.
+void check_stranger(const Expect& expect, Context& context) {
+  for (const bool is_alive : {true, false}) {
+    Crew crew;
+    Stranger stranger(crew.job(), crew.next_helper());
+    crew.join(kEverything);
+    int rounds = 0;
+    for (; rounds < kRoundsMax && !stranger.has_unit(); ++rounds) check_step(expect, context, crew);
+    expect(rounds < kRoundsMax, "a stranger takes a unit");
+    for (int i = 0; i < 20; ++i) check_step(expect, context, crew);
+    crew.leave();
+    expect(crew.caller().quarantined() == 1 && stranger.is_left_alone(), "what a stranger holds is not used again");
+    if (is_alive) stranger.let_go();
+    else crew.caller().bury_earlier();
+    expect(crew.caller().quarantined() == 0, "what a stranger held is free again");
+  }
+}
+
 }  // namespace
 
 void check_offload(const Expect& expect) {
@@ -208,4 +275,5 @@ void check_offload(const Expect& expect) {
   for (const int helpers : {1, 3, 2}) check_helped(expect, context, crew, helpers);
   check_refusal(expect, context, crew);
   check_step(expect, context, crew);
+  check_stranger(expect, context);
 }

@@ -4,7 +4,7 @@ id   purpose    what lies in it
 1    host       slots of blocks
 2    index      slots of indexes; only for layouts that have any
 3    channel    rings to and from the cold store
-4    work       attention that gpu_worker and ann_offload share
+4    work       attention and index search that gpu_worker and ann_offload share
 """
 
 from __future__ import annotations

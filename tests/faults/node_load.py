@@ -79,6 +79,11 @@ class Load:
         with self._changed:
             return {end for end, count in self.ends.items() if count}
 
+    def go_on_for(self, duration_s: float) -> None:
+        """Let the clients ask for so long, or until an answer is wrong."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.wrong, duration_s)
+
     def mark(self) -> None:
         """Something else than a kill happened, after which the next request counts."""
         with self._changed:

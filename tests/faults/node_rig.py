@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,10 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as worker_grpc
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as nvme_pb
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as nvme_grpc
 from h3kv.core.errors import Code, H3Error, Retry
+from h3kv.core.units import NS_PER_S
+from h3kv.memory.region_format import ADDRESS_BASE, REGIONS_MAX, WINDOW_BYTES
 from h3kv.rpc.addresses import UnixAddress
-from h3kv.rpc.client import PeerChannel
+from h3kv.rpc.client import ChannelConfig, PeerChannel
 from h3kv.supervisor import probe
 from h3kv.testing.tiny_models import write_tiny_model
 
@@ -38,9 +41,10 @@ WAIT_S = 240.0
 ANSWER_S = 60.0
 """For one answer, or the error in its place."""
 MODEL = "tiny"
-REGIONS_START = 0x3000_0000_0000
-"""Where regions are mapped, in every process."""
-REGION_SPAN = 32 << 40
+PATIENT = ChannelConfig(timeout_ns=int(ANSWER_S) * NS_PER_S)
+"""A call on a busy machine may take long: only what it answers counts."""
+MAPPING = {"nvme_io", "gpu_worker", "ann_offload-0"}
+"""Processes that map regions."""
 
 ValueT = TypeVar("ValueT")
 
@@ -107,6 +111,7 @@ class Held:
     descriptors: int
     private_bytes: int
     regions: int
+    """Mapped: by their addresses, which are the same in every process."""
 
 
 class Node:
@@ -158,7 +163,7 @@ class Node:
 
     @contextlib.contextmanager
     def channel(self, name: str) -> Iterator[PeerChannel]:
-        with PeerChannel(self.address(name)) as channel:
+        with PeerChannel(self.address(name), config=PATIENT) as channel:
             yield channel
 
     def serves(self, name: str) -> bool:
@@ -189,7 +194,8 @@ class Node:
         private = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
         assert private is not None, status
         starts = [int(line.partition("-")[0], 16) for line in (place / "maps").read_text().splitlines()]
-        regions = [at for at in starts if REGIONS_START <= at < REGIONS_START + REGION_SPAN]
+        windows = {(start - ADDRESS_BASE) // WINDOW_BYTES for start in starts}
+        regions = windows & set(range(REGIONS_MAX))
         return Held(len(list((place / "fd").iterdir())), int(private[1]) << 10, len(regions))
 
     def ask(self, prompt: Prompt, *, on_token: Callable[[], None] = lambda: None) -> tuple[End, str]:
@@ -285,6 +291,21 @@ def owner_statistics(node: Node) -> nvme_pb.GetStatisticsResponse:
     return found
 
 
+def worker_uses_owner(node: Node) -> bool:
+    """Whether the worker is registered with the owner of the memory that lives, and works with it.
+
+    Only under load: an owner hears of pins of running sequences from who is registered, and begins with none.
+    """
+    return any(each.name == "gpu_worker" and each.pins for each in owner_statistics(node).clients)
+
+
 def held(node: Node, names: Sequence[str]) -> dict[str, Held]:
-    """What processes hold now, by name."""
-    return {name: node.held(name) for name in names}
+    """What processes hold, by name, once those that map regions have mapped some."""
+    return {
+        name: settled(
+            partial(node.held, name),
+            lambda now, name=name: now.regions > 0 or name not in MAPPING,
+            f"regions of {name}",
+        )
+        for name in names
+    }

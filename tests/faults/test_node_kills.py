@@ -1,10 +1,13 @@
 """Every process of a whole node is killed again and again while clients ask: no answer is wrong, and nothing is lost.
 
 The processes that live on are looked at after some kills and after all of them: what each death costs them would show.
+Each kind of process is killed a few times, or as often as `H3_TEST_KILLS` says, 3 or more: `H3_TEST_KILLS=20 pytest
+tests/faults/test_node_kills.py`.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -22,14 +25,15 @@ from tests.faults.node_rig import (
     settled,
     until,
     worker_is_idle,
+    worker_uses_owner,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-KILLS = 20
+KILLS = int(os.environ.get("H3_TEST_KILLS", "5"))
 """Of each kind of process."""
-SETTLED = 4
-"""Kills after which a process that lives on has all that it will ever have."""
+SETTLED = min(4, KILLS // 2)
+"""The kill after which a process that lives on has all that it will ever have; they are counted from 0."""
 SEED = 20
 SHARED = "All work and no play makes Jack a dull boy. " * 16
 TAILS = ("What does Jack lack?", "Jill came down the hill. " * 4, "And so on, and so on. " * 20)
@@ -51,13 +55,20 @@ def prompts(node: Node) -> list[Prompt]:
     return [node.answer(Prompt(text, 24 + 8 * number)) for number, text in enumerate(texts)]
 
 
+def holds_no_more(then: Held, now: Held) -> bool:
+    """Whether a process has given back all but what an allocator keeps."""
+    return (
+        now.descriptors <= then.descriptors
+        and now.regions <= then.regions
+        and now.private_bytes <= 1.1 * then.private_bytes + 4 * MIB
+    )
+
+
 def check_held(node: Node, before: dict[str, Held]) -> None:
     """What lives on holds what it held, and nobody holds anything for the dead."""
     for name, then in before.items():
-        # gRPC may keep a connection that closes at this moment.
-        now = settled(partial(node.held, name), lambda now, then=then: now.descriptors <= then.descriptors, f"{then}")
-        assert now.regions <= then.regions, (name, then, now)
-        assert now.private_bytes <= 1.1 * then.private_bytes + 4 * MIB, (name, then, now)
+        # gRPC may keep a connection that closes at this moment, and memory of what has just ended.
+        settled(partial(node.held, name), partial(holds_no_more, then), f"{name} held {then}, now")
     until(lambda: worker_is_idle(node), "no request and no pin")
     settled(
         lambda: sorted(each.name for each in owner_statistics(node).clients), CLIENTS.__eq__, "not the living alone"
@@ -99,6 +110,9 @@ def test_owner_of_memory_controller_and_helper_that_are_killed_under_load(node: 
             assert load.ends[End.AGAIN] == again, "an answer needs a process that it could do without"
             load.wait_for_events(chance.randrange(1, 40))
             node.wait_for_next("nvme_io", load.kill("nvme_io"))
+            until(lambda: worker_uses_owner(node), "the worker at the next nvme_io")
+            # A request that began before may have needed nothing of nvme_io: it says nothing of the next ones.
+            load.mark()
             load.wait_until_served()
             if number == SETTLED:
                 before = held(node, ("gpu_worker", "gateway"))

@@ -27,7 +27,7 @@ from tests.faults.node_rig import (
 from h3kv.api.migration_controller.v1 import migration_controller_service_pb2 as controller_pb
 from h3kv.api.migration_controller.v1 import migration_controller_service_pb2_grpc as controller_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 STOPPED_S = 10.0
 ANSWERS_AWAY = 60
@@ -100,7 +100,7 @@ def test_owner_of_memory_that_is_stopped_goes_on_where_it_was(node: Node, prompt
     with Load(node, prompts, clients=2, seed=SEED) as load:
         load.wait_for_events(10)
         node.signal("nvme_io", signal.SIGSTOP)
-        threading.Event().wait(STOPPED_S)
+        load.go_on_for(STOPPED_S)
         node.signal("nvme_io", signal.SIGCONT)
         load.mark()
         load.wait_until_served()

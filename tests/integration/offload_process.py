@@ -31,8 +31,8 @@ def main() -> None:
         status = {"phase": worker.phase.value, "has_torch": "torch" in sys.modules}
         sys.stdout.write(json.dumps(status | dataclasses.asdict(worker.statistics())) + "\n")
         sys.stdout.flush()
-    assert worker.drain(timeout_ns=10 * NS_PER_S) == 0
-    worker.stop(timeout_ns=10 * NS_PER_S)
+    assert worker.drain(timeout_ns=60 * NS_PER_S) == 0
+    worker.stop(timeout_ns=60 * NS_PER_S)
 
 
 main()

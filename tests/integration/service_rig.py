@@ -27,7 +27,8 @@ from h3kv.rpc.client import PeerChannel
 
 PATHS = (Path(__file__).parents[2], Path(h3kv.__file__).parents[1])
 """Where `services` and `h3kv` lie."""
-WAIT_S = 60.0
+WAIT_S = 180.0
+"""A test that waits longer has failed."""
 PROMPT = "All work and no play makes Jack a dull boy. " * 8
 
 

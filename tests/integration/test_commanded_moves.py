@@ -27,13 +27,15 @@ from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as nvme_grpc
 from h3kv.core.errors import H3Error
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.units import NS_PER_S
-from h3kv.rpc.client import PeerChannel
+from h3kv.rpc.client import ChannelConfig, PeerChannel
 from h3kv.testing.tiny_models import write_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LONG = f"{PROMPT * 3}What does Jack lack?"
 SENDER = b"t" * 16
+PATIENT = ChannelConfig(timeout_ns=60 * NS_PER_S)
+"""A call on a busy machine may take long: only what it answers counts."""
 HOST, NVME = types_pb2.TIER_HOST, types_pb2.TIER_NVME
 RULES = "H3_MIGRATION_CONTROLLER_RULES__"
 STRICT = {
@@ -137,9 +139,17 @@ def node(folder: Path, model: Path, **rules: str) -> Iterator[Node]:
         stack.callback(controller.kill)
         owner = stack.enter_context(nvme_io(folder, HOST_BYTES="64MiB", CAPACITY="64MiB", CONTROLLER=address))
         rig = stack.enter_context(running(folder, model, worker=settings))
-        view = view_grpc.MigrationControllerServiceStub(stack.enter_context(PeerChannel(controller.address)).grpc)
-        store = nvme_grpc.NvmeIoServiceStub(stack.enter_context(PeerChannel(owner.address)).grpc)
-        yield Node(owner, controller, rig, view, store, itertools.count(1))
+        view, store = (
+            stack.enter_context(PeerChannel(each, config=PATIENT)).grpc for each in (controller.address, owner.address)
+        )
+        yield Node(
+            owner,
+            controller,
+            rig,
+            view_grpc.MigrationControllerServiceStub(view),
+            nvme_grpc.NvmeIoServiceStub(store),
+            itertools.count(1),
+        )
 
 
 def test_idle_segments_are_demoted_by_command_and_found_on_nvme(model: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.integration.nvme_io_rig import NvmeIo, nvme_io
 from tests.integration.service_rig import PROMPT, WAIT_S, Process, Rig, running, text_of, wait_for
 
+from h3kv.telemetry import names
 from h3kv.testing.tiny_models import write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -85,21 +86,21 @@ class HelpedNode:
         found = re.search(rf"^{re.escape(name + labels)} (\S+)$", page, re.MULTILINE)
         return 0.0 if found is None else float(found[1])
 
-    @property
-    def helped(self) -> float:
-        return self.metric("h3_attend_units_total", '{by="worker"}')
+    def helped(self, units: str = names.ATTEND_UNITS) -> float:
+        """Units of attention, or of a metric's kind, that helpers computed."""
+        return self.metric(units, '{by="worker"}')
 
     def ask(self, *, meanwhile: Callable[[], object] = lambda: None, after: int = 1) -> str:
         """An answer. After so many of its pieces, something is done."""
         return ask(self.rig, meanwhile=meanwhile, after=after)
 
-    def ask_until_helped(self, expected: str) -> None:
+    def ask_until_helped(self, expected: str, units: str = names.ATTEND_UNITS) -> None:
         """Answers, all as expected, until a helper has taken part in one."""
-        before = self.helped
+        before = self.helped(units)
 
         def is_helped() -> bool:
             assert self.ask() == expected
-            return self.helped > before
+            return self.helped(units) > before
 
         wait_for(is_helped, what="units to be taken")
 
@@ -131,7 +132,7 @@ def test_answers_with_helpers_are_those_without_and_those_of_embedded_tiers(
         expected = ask(rig)
     with helped_node(tmp_path, model, **worker) as node:
         assert node.ask() == expected
-        assert node.helped == 0
+        assert node.helped() == 0
         node.add()
         node.ask_until_helped(expected)
         node.add(threads=2)
@@ -139,6 +140,18 @@ def test_answers_with_helpers_are_those_without_and_those_of_embedded_tiers(
         for helper in list(node.helpers):
             node.remove(helper, with_signal=signal.SIGTERM)
         assert node.ask() == expected
+
+
+def test_helpers_search_the_index_and_change_no_answer(tmp_path: Path) -> None:
+    model = tmp_path / "wide"
+    # Index enough for a unit in each of the four segments.
+    write_tiny_model(model, max_position_embeddings=8192, num_hidden_layers=1, num_key_value_heads=4, head_dim=128)
+    retrieval = {"ENCODING": "k8v4", "MODE": "retrieval", "BUDGET_TOKENS": 128}
+    with helped_node(tmp_path, model, **{f"ATTENTION__{name}": value for name, value in retrieval.items()}) as node:
+        expected = node.ask()
+        assert node.helped(names.SCAN_UNITS) == 0
+        node.add()
+        node.ask_until_helped(expected, names.SCAN_UNITS)
 
 
 def test_helpers_come_stop_and_die_under_a_running_answer(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from h3kv.core.types import DType, Encoding
 
 pytestmark = pytest.mark.slow
 
+WAIT_S = 60.0
+"""A test that waits longer has failed."""
 BLOCKS = [16] * 20 + [3, 16, 7]
 
 
@@ -50,11 +53,10 @@ class Searches:
     def until_helped(self, units: int = 1) -> None:
         """Searches until helpers have computed so many more units."""
         wanted = self.node.spread.statistics().scanning.units_helped + units
-        for _ in range(20_000):
+        end_s = time.monotonic() + WAIT_S
+        while self.node.spread.statistics().scanning.units_helped < wanted:
+            assert time.monotonic() < end_s, self.node.spread.statistics()
             self.run(1)
-            if self.node.spread.statistics().scanning.units_helped >= wanted:
-                return
-        raise AssertionError(self.node.spread.statistics())
 
 
 @contextlib.contextmanager

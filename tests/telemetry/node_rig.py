@@ -31,6 +31,8 @@ from .node_process import IS_UP
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 180.0
+PAGE_S = 60.0
+"""For one page of metrics."""
 STORE = "store"
 
 PROGRAM = Path(__file__).with_name("node_process.py")
@@ -166,9 +168,19 @@ def whole_node(folder: Path) -> Iterator[WholeNode]:
             node.process.wait()
 
 
+def _fetched(url: str) -> str | None:
+    """The text there; None while the process is away or too busy to answer."""
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        urllib.request.urlopen(url, timeout=PAGE_S) as answer,
+    ):
+        text: str = answer.read().decode()
+        return text
+    return None
+
+
 def _page(url: str) -> Page:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        text = answer.read().decode()
+    text: str = until(lambda: _fetched(url), f"the page {url}")
     samples: dict[str, list[float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -15,7 +15,7 @@ from h3kv.testing.otlp_receiver import ReceivedSpan
 
 from .node_rig import WholeNode, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOKENS = 24
 OWN_SPANS = {spans.COMPLETE, spans.GENERATE, spans.PREFILL, spans.DECODE_STEP}

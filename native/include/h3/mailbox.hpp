@@ -76,8 +76,10 @@ struct MailboxCensus {
 // stay mapped while this and handles made from it are used.
 class Mailbox {
  public:
-  // Makes a mailbox in memory that nobody uses yet. Throws std::invalid_argument: a bad geometry, memory that is too
-  // small or not at a multiple of 64 bytes.
+  // Makes a mailbox in memory that nobody uses yet, or takes over the one of this geometry that lies there, whose owners
+  // are gone: it is empty then and its members are buried, but its numbers go on, so that nobody who was stopped over
+  // the change is taken for a new member. Throws std::invalid_argument: a bad geometry, memory that is too small or not
+  // at a multiple of 64 bytes.
   static Mailbox create(void* memory, std::size_t size_bytes, const MailboxGeometry& geometry);
   // Throws std::invalid_argument: no mailbox lies there, or one of another version or damaged.
   static Mailbox attach(void* memory, std::size_t size_bytes);
@@ -103,6 +105,9 @@ class Mailbox {
   friend class MailboxWorker;
 
   Mailbox(void* memory, const MailboxGeometry& geometry);
+  bool is_there() const;
+  void lay_out() const;
+  void renew() const;
   mailbox::Header& header() const;
   mailbox::MemberLine& caller_line(std::uint32_t id) const;
   mailbox::MemberLine& worker_line(std::uint32_t id) const;

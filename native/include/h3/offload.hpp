@@ -142,7 +142,7 @@ class OffloadCaller {
   struct Late {
     std::atomic<std::uint64_t>* word;
     std::uint64_t released;  // what it will be
-    std::uint32_t helper;
+    std::uint32_t helper;    // 0: of an earlier caller
   };
   struct Place {
     std::uint64_t sequence = 0;

@@ -101,8 +101,8 @@ class WorkArea:
 
     @classmethod
     def open(cls, memory: memoryview, geometry: WorkGeometry) -> Self:
-        """The area in memory that is zero, or that an earlier owner of the sequences left: of that, the mailbox is made
-        anew, and jobs that its helpers still hold are left alone.
+        """The area in memory that is zero, or that an earlier owner of the sequences left: of that, the mailbox is
+        emptied and its members are buried, and jobs that helpers still hold are left alone.
 
         Args:
             memory: the data of the region; writable.

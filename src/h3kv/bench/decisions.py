@@ -21,8 +21,9 @@ import os
 import queue
 import random
 import statistics
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,7 @@ from h3kv.bench.service_process import service_process
 from h3kv.core.errors import PeerTimeoutError
 from h3kv.core.types import BlockKey, SegmentId, Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.policy.migration_state import MoveReason
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.rpc.client import PeerChannel
 from h3kv.rpc.command_receiver import BOTH, COLD, CommandReceiver, ReceivedCommand
@@ -56,6 +58,12 @@ TOUCHED: Final = 64
 """Segments that a tick's report names: sixteen sequences that read four each."""
 DEADLINE_S: Final = 60.0
 """For a command to come: on a busy machine the first takes seconds, after all segments were told."""
+REASONS: Final = {
+    "room": {MoveReason.ROOM},
+    "earned": {MoveReason.DISPLACED, MoveReason.EARNED},
+    "watermark": {MoveReason.WATERMARK},
+}
+"""Of the commands that follow from each rule."""
 USED: Final = {"room": 0.75, "earned": 0.92, "watermark": 0.97}
 """Share of HOST that is in use when a rule is tried."""
 PLAIN_MASS: Final = 0.05
@@ -141,6 +149,35 @@ def _opened(folder: Path, segments: int) -> Iterator[Trials]:
         receiver.stop()
 
 
+def first_command(
+    arrived: queue.SimpleQueue[ReceivedCommand],
+    reasons: Collection[str],
+    *,
+    since_ns: int,
+    follow: Callable[[ReceivedCommand], None],
+) -> ReceivedCommand:
+    """The first command that came since then for one of these reasons. Others follow from events of before.
+
+    Args:
+        arrived: commands, as they come.
+        reasons: of what is waited for.
+        since_ns: on the monotonic clock.
+        follow: called with every command, the one that is returned too: all are carried out.
+
+    Raises:
+        PeerTimeoutError: none comes.
+    """
+    end_ns = time.monotonic_ns() + int(DEADLINE_S * NS_PER_S)
+    while (left_ns := end_ns - time.monotonic_ns()) > 0:
+        with contextlib.suppress(queue.Empty):
+            command = arrived.get(timeout=left_ns / NS_PER_S)
+            follow(command)
+            if command.received_ns >= since_ns and command.reason in reasons:
+                return command
+    message = f"no command in {DEADLINE_S:.0f} s: what the controller wrote above says why"
+    raise PeerTimeoutError(message, peer="migration_controller")
+
+
 class Trials:
     """A worker with its segments, as far as the controller sees it: what it is told to move has moved at once.
 
@@ -163,6 +200,7 @@ class Trials:
         self._reporter = reporter
         self._arrived = arrived
         self._chance = random.Random(segments)
+        self._never = threading.Event()
         self._ticks = itertools.count(1)
         self._rules = {"room": self._room, "earned": self._earned, "watermark": self._watermark}
         self._generations = dict.fromkeys(range(segments), 1)
@@ -198,29 +236,28 @@ class Trials:
         return waits_ns
 
     def _room(self) -> int:
-        return self._after(self._report("room", {next(iter(self._cold)): 1.0}))
+        return self._after("room", {next(iter(self._cold)): 1.0})
 
     def _earned(self) -> int:
         wanted = next(iter(self._cold))
         for _ in range(2):
             self._reporter.report(self._report("earned", {wanted: 1.0}))
             self._pause()
-        return self._after(self._report("earned", {wanted: 1.0}))
+        return self._after("earned", {wanted: 1.0})
 
     def _watermark(self) -> int:
-        return self._after(self._report("watermark", {}))
+        return self._after("watermark", {})
 
-    def _after(self, report: Report) -> int:
-        """Tell it; how long the first command took."""
+    def _after(self, rule: str, touched: Mapping[int, float]) -> int:
+        """Tell of the event; how long the first command took that follows from it."""
+        report = self._report(rule, touched)
         start_ns = time.monotonic_ns()
         self._reporter.report(report)
-        try:
-            command = self._arrived.get(timeout=DEADLINE_S)
-        except queue.Empty:
-            message = f"no command in {DEADLINE_S:.0f} s: what the controller wrote above says why"
-            raise PeerTimeoutError(message, peer="migration_controller") from None
-        self._place(command.segment, command.tiers, command.generation)
+        command = first_command(self._arrived, REASONS[rule], since_ns=start_ns, follow=self._obey)
         return command.received_ns - start_ns
+
+    def _obey(self, command: ReceivedCommand) -> None:
+        self._place(command.segment, command.tiers, command.generation)
 
     def _settle(self) -> None:
         """Take what else was commanded, and tell where things lie and that HOST has room."""
@@ -236,13 +273,12 @@ class Trials:
 
     def _pause(self) -> None:
         """Until the next tick has begun."""
-        time.sleep((TICK_NS - time.monotonic_ns() % TICK_NS) / NS_PER_S)
+        self._never.wait((TICK_NS - time.monotonic_ns() % TICK_NS) / NS_PER_S)
 
     def _drain(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                command = self._arrived.get_nowait()
-                self._place(command.segment, command.tiers, command.generation)
+                self._obey(self._arrived.get_nowait())
 
     def _follow(self, number: int, tiers: frozenset[Tier]) -> None:
         """Move a segment by the worker's own rules."""

@@ -116,7 +116,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             asked.request("GET", "/health")
             if asked.getresponse().status == HTTPStatus.OK:
                 return
-        time.sleep(LOOK_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
     message = f"the node does not come up: {log.read_text(errors='replace')[-LOG_TAIL:]}"
     raise PeerUnavailableError(message, peer="h3 up")
 

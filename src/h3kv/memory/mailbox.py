@@ -141,7 +141,9 @@ class Mailbox:
 
     @classmethod
     def create(cls, memory: memoryview | tuple[int, int], geometry: MailboxGeometry, *, name: str = "mailbox") -> Self:
-        """A new mailbox in memory that nobody uses yet.
+        """A new mailbox in memory that nobody uses yet, or in place of one of this geometry whose owners are gone.
+
+        Members of that one are buried, and no number is given out again.
 
         Args:
             memory: writable view, or address and size in bytes of memory that stays mapped. At a multiple of 64 bytes.

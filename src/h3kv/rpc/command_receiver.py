@@ -1,4 +1,8 @@
-"""Takes commands in the place of `nvme_io`, and says of each at once that it is done: to measure who gives them."""
+"""Takes commands in the place of `nvme_io`, and says of each at once that it is done.
+
+For `h3kv.bench.decisions` alone, which measures who gives them: no service uses it. It lies here because messages of
+the protocol stay here.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,8 @@ class ReceivedCommand:
     """Of the segment after it."""
     tiers: frozenset[Tier]
     """Where the segment lies after it."""
+    reason: str
+    """Why it was given."""
     received_ns: int
     """On the monotonic clock, when its call came."""
 
@@ -87,7 +93,7 @@ class CommandReceiver:
         outcomes = []
         for command in commands:
             segment, generation = SegmentId(command.segment.segment), command.segment.generation + 1
-            self._take(ReceivedCommand(segment, generation, tiers, received_ns))
+            self._take(ReceivedCommand(segment, generation, tiers, command.reason, received_ns))
             sender, number = command.id.sender_boot_token, command.id.number
             outcomes.append(
                 outcome_message(MoveOutcome(sender, number, MoveEnd.DONE, generation=generation, tiers=tiers))

@@ -62,10 +62,10 @@ CONFIG = ModelConfig(
 )
 
 
-def layout_of(encoding: Encoding) -> CacheLayout:
+def layout_of(encoding: Encoding, config: ModelConfig = CONFIG) -> CacheLayout:
     """Geometry of the tiny model's KV."""
-    page = PageLayout(DType.FP32, CONFIG.head_dim, encoding)
-    return CacheLayout(SlabLayout(page, CONFIG.kv_heads), layers=CONFIG.layers)
+    page = PageLayout(DType.FP32, config.head_dim, encoding)
+    return CacheLayout(SlabLayout(page, config.kv_heads), layers=config.layers)
 
 
 LAYOUT = layout_of(Encoding.RAW)
@@ -100,10 +100,10 @@ class RandomWeights:
 
 
 @functools.cache
-def tiny_decoder(seed: int = 0) -> Decoder:
-    """The decoder of every rig with this seed."""
-    weights = load_weights(CONFIG, RandomWeights(CONFIG, seed=seed), dtype=DType.FP32, device=torch.device("cpu"))
-    return Decoder(CONFIG, weights, TorchKernels())
+def tiny_decoder(seed: int = 0, config: ModelConfig = CONFIG) -> Decoder:
+    """The decoder of every rig with this seed and config."""
+    weights = load_weights(config, RandomWeights(config, seed=seed), dtype=DType.FP32, device=torch.device("cpu"))
+    return Decoder(config, weights, TorchKernels())
 
 
 class ByteVocabulary:

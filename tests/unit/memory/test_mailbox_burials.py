@@ -1,7 +1,7 @@
 from dataclasses import astuple
 
 import pytest
-from tests.unit.memory.mailbox_kit import CALLERS_OFFSET, NOW, new_caller, new_worker, states, take
+from tests.unit.memory.mailbox_kit import CALLERS_OFFSET, GEOMETRY, NOW, new_caller, new_worker, states, take
 
 from h3kv import _native
 from h3kv.core.errors import (
@@ -123,4 +123,30 @@ def test_request_that_ends_every_worker_ends_as_failed(mailbox: Mailbox) -> None
         caller.poll(ticket)
     with pytest.raises(StaleHandleError):
         caller.poll(ticket)
+    assert states(mailbox) == {}
+
+
+def test_members_of_an_earlier_mailbox_are_not_taken_for_those_in_their_places(memory: memoryview) -> None:
+    earlier = Mailbox.create(memory, GEOMETRY)
+    caller, worker = new_caller(earlier), new_worker(earlier)
+    given = [*caller.post_many((b"1", b"2")), caller.post(b"3")]
+    held = take(worker)
+    mailbox = Mailbox.create(memory, GEOMETRY)
+    assert states(mailbox) == {}
+    heir_caller, heir = new_caller(mailbox), new_worker(mailbox)
+    assert (heir_caller.member.id, heir.member.id) == (caller.member.id, worker.member.id)
+    tickets = heir_caller.post_many([b"4"] * GEOMETRY.entries)
+    assert min(tickets) > max(given)
+    with pytest.raises(NotRegisteredError):
+        worker.take(deadline_ns=NOW)
+    with pytest.raises(NotRegisteredError):
+        caller.poll(given[1])
+    assert states(mailbox) == {"posted": GEOMETRY.entries}
+    taken = take(heir)
+    assert not worker.reply(held, b"late")
+    assert heir.reply(taken, b"in time")
+    assert heir_caller.poll(tickets[0]) == b"in time"
+    for ticket in tickets[1:]:
+        heir_caller.cancel(ticket)
+    mailbox.check_integrity()
     assert states(mailbox) == {}

@@ -123,6 +123,11 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     if control is not None:
         control.start(loop.post)
         stack.callback(control.stop)
+    _answer(settings, server, loop, stop)
+
+
+def _answer(settings: Settings, server: RpcServer, loop: EngineLoop, stop: StopSignal) -> None:
+    """Take requests until this process is told to end, then no more, and wait within a bound for those that run."""
     server.announce(is_serving=True)
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
     stop.wait()

@@ -123,8 +123,7 @@ class KvPool:
         self._directory = directory
         self._tiering = tiering or TieringConfig()
         self.device_plan = self._plan_device()
-        host = home if isinstance(home, RegionStore) else None
-        shares = self._reserve_shares(host)
+        shares = self._reserve_shares(host := home if isinstance(home, RegionStore) else None)
         self.capacity = Capacity(
             layout,
             home,

@@ -58,6 +58,8 @@ class ScriptedController(controller_grpc.MigrationControllerServiceServicer):
 
     def __init__(self, script: Answer = answer_at_once) -> None:
         self.script = script
+        self.between: Answer = answer_at_once
+        """Called after each report, before the next is asked for."""
         self.caught: list[Exception] = []
         self.report_came = threading.Event()
 
@@ -69,6 +71,7 @@ class ScriptedController(controller_grpc.MigrationControllerServiceServicer):
             for _ in request_iterator:
                 reports += 1
                 self.report_came.set()
+                self.between(context)
         except Exception as error:
             self.caught.append(error)
             raise

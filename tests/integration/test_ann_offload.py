@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,12 +110,15 @@ def test_it_comes_back_to_the_next_owner(tmp_path: Path, is_adopting: bool) -> N
 
 def test_metrics_are_on_its_page(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    with service(tmp_path, METRICS__PORT="39404") as process:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with service(tmp_path, METRICS__PORT=str(port)) as process:
         node.await_helpers(1)
         step(node, torch.Generator().manual_seed(2))
         deadline = time.monotonic() + 30
         while True:
-            with urllib.request.urlopen("http://127.0.0.1:39404/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
             done = [line for line in lines if line.startswith('h3_offload_units_total{outcome="done"}')]
             if done and float(done[0].split()[1]) > 0:

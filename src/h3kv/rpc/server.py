@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from h3kv.core.errors import AddressInUseError
@@ -17,6 +16,7 @@ from h3kv.core.units import NS_PER_S
 from h3kv.rpc.addresses import Address, TcpAddress, UnixAddress
 from h3kv.rpc.credentials import NO_CREDENTIALS, Credentials, check_protected, server_credentials
 from h3kv.rpc.guard import CallGuard
+from h3kv.rpc.health import SERVICE_NAME, Health
 from h3kv.rpc.options import MESSAGE_BYTES_MAX, server_options
 from h3kv.rpc.unix_socket import SocketClaim
 
@@ -51,15 +51,15 @@ class RpcServer:
     """Serves from `start` to `stop`. Health says NOT_SERVING until `announce`.
 
     Handlers raise errors of the tree. One that streams must end soon after its caller has gone, which
-    `context.add_callback` tells it.
+    `context.add_callback` tells it. Such a callback runs on the thread that everything else of the server waits for:
+    it may take no lock under which anything is sent.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         check_protected(config.address, config.credentials, setting=SETTING)
         self._config = config
         self._pool = concurrent.futures.ThreadPoolExecutor(config.threads, thread_name_prefix="rpc")
-        self._health = health.HealthServicer()
-        self._services = [""]
+        self._health = Health()
         self._claim: SocketClaim | None = None
         self._address = config.address
         self._is_stopped = False
@@ -70,7 +70,6 @@ class RpcServer:
             options=server_options(config.message_bytes_max),
             maximum_concurrent_rpcs=config.calls_max,
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     @property
     def address(self) -> Address:
@@ -88,7 +87,8 @@ class RpcServer:
             protocol: `DESCRIPTOR` of the generated module.
         """
         register(servicer, self._server)
-        self._services += [service.full_name for service in protocol.services_by_name.values()]
+        for service in protocol.services_by_name.values():
+            self._health.add(service.full_name)
 
     def start(self) -> None:
         """Bind and answer calls.
@@ -97,9 +97,9 @@ class RpcServer:
             AddressInUseError: another process serves there.
             ConfigError: the address, the socket's group or a certificate cannot be used.
         """
-        self.announce(is_serving=False)
+        self._health.register(self._server)
         if self._config.has_reflection:
-            names = (*self._services[1:], health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self._health.services, SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         if isinstance(self._config.address, UnixAddress):
             self._claim = SocketClaim(self._config.address)
@@ -112,9 +112,7 @@ class RpcServer:
 
     def announce(self, *, is_serving: bool) -> None:
         """Tell health checks whether calls are welcome."""
-        answer = health_pb2.HealthCheckResponse
-        for service in self._services:
-            self._health.set(service, answer.SERVING if is_serving else answer.NOT_SERVING)
+        self._health.announce(is_serving=is_serving)
 
     def stop(self, *, grace_ns: int) -> bool:
         """Refuse new calls, wait so long for those that run, then cancel them. Calling it again only waits.
@@ -125,7 +123,7 @@ class RpcServer:
         """
         if not self._is_stopped:
             self._is_stopped = True
-            self._health.enter_graceful_shutdown()
+            self._health.end()
         self._server.stop(grace_ns / NS_PER_S).wait((grace_ns + CANCEL_NS) / NS_PER_S)
         have_ended = self._guard.wait_until_idle(CANCEL_NS)
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -44,10 +44,10 @@ struct CodeBlock {
   const Page* next = nullptr;           // the page that the caller will most likely come with after these; null: unknown
 };
 
-// Values are refined whose weight is at least 2^-8 of the largest one, and 2^-9 of all, rounded down to a power of two. In
-// base 2.
-constexpr float kRefinedScore = -8.0f;
-constexpr float kRefinedShare = -9.0f;
+// Values are refined whose weight is at least a sixteenth of the largest one, and a thirty-second of all, rounded down to
+// a power of two. In base 2.
+constexpr float kRefinedScore = -4.0f;
+constexpr float kRefinedShare = -5.0f;
 
 // The score from which on values are refined, as far as a largest score and the sum of weights relative to it tell.
 inline float refined_limit(float largest, float sum) {

@@ -28,7 +28,7 @@ class Sizes:
     window: WindowSizes
 
 
-FULL: Final = Sizes(4, WindowSizes(suite.FULL.window.context_tokens, scored_tokens=1024))
+FULL: Final = Sizes(2, WindowSizes(suite.FULL.window.context_tokens, scored_tokens=1024))
 QUICK: Final = Sizes(1, WindowSizes(suite.QUICK.window.context_tokens, scored_tokens=64))
 
 

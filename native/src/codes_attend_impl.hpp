@@ -40,7 +40,7 @@ class CodeAttention {
     float scale;
     float maximum;
   };
-  static constexpr int kRefinedMax = 16 * kPageTokens;
+  static constexpr int kRefinedMax = 4 * kPageTokens;
 
   // Step by step for all rows: what waits for one row's sums across lanes goes on with another's.
   template <bool Whole, class A>

@@ -131,6 +131,7 @@ class RegionClient:
         try:
             channel.settimeout(max(deadline_ns - time.monotonic_ns(), NS_PER_MS) / NS_PER_S)
             channel.connect(str(self._place.socket_path))
+            channel.settimeout(max(deadline_ns - time.monotonic_ns(), _ANSWER_NS) / NS_PER_S)
             held = list(self.regions.values())
             identities = tuple(region.identity for region in held if region.identity is not None)
             hello = Hello(self._name, self._boot_token, self.holder, identities)

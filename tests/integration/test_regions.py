@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from tests.integration.region_rig import GEOMETRY, SECOND, TOKEN, Child, Owner, filled
 
-from h3kv.core.errors import AddressInUseError, PeerUnavailableError, StaleHandleError, StoreBusyError
+from h3kv.core.errors import AddressInUseError, PeerBusyError, PeerUnavailableError, StaleHandleError, StoreBusyError
 from h3kv.core.types import SlotHandle, Tier
 from h3kv.memory.leases import check_current
-from h3kv.memory.region_client import Outcome, RegionClient
+from h3kv.memory.messages import Refused, encode
+from h3kv.memory.region_client import RegionClient
 from h3kv.memory.region_format import RegionIdentity
 from h3kv.memory.region_hub import HolderGone, HolderJoined, RegionHub
 from h3kv.testing.slot_views import SlotViews
@@ -361,16 +362,19 @@ def test_client_before_whom_too_many_wait_says_that_nobody_serves(socket_path: P
 
 
 def test_owner_that_is_there_has_time_to_answer_a_client_that_does_not_wait_for_one(socket_path: Path) -> None:
-    owner = Owner(socket_path)
-    client = RegionClient(socket_path, name="ann_offload", boot_token=b"t" * 16)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        outcome = pool.submit(client.connect, 0)
-        assert not wait([outcome], timeout=0.05).done
-        while not outcome.done():
-            owner.hub.poll(SECOND // 100)
-        assert outcome.result() is Outcome.MAPPED
+    client = RegionClient(socket_path, name="ann_offload", boot_token=TOKEN)
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            connecting = pool.submit(client.connect, 0)
+            with listener.accept()[0] as channel:
+                assert channel.recv(4096)
+                assert not wait([connecting], timeout=0.05).done
+                channel.send(encode(Refused("it is full")))
+            with pytest.raises(PeerBusyError, match="it is full"):
+                connecting.result()
     client.close()
-    owner.stop()
 
 
 def test_client_of_a_name_and_token_that_is_connected_is_refused(socket_path: Path, start: Start) -> None:

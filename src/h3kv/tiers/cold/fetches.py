@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import Fetch
 from h3kv.memory.copies import CopyMeter
 from h3kv.tiers.cold.codec import Codec, Job
@@ -20,6 +22,11 @@ from h3kv.tiers.io import CHECKSUM_MISMATCH, ERROR, READ
 
 BESIDE_SLOT: Final = "beside_slot"
 """A way of `CopyMeter`: from where the device could write to where the bytes are wanted."""
+LANDING_BYTES: Final = 64 << 20
+"""Room for slabs that cannot land where they are wanted: wrapped ones, and those whose target is not aligned."""
+
+Read: TypeAlias = tuple[Op, Callable[[Outcome], None]]
+"""An op and what is done with its outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +34,7 @@ class _Pending:
     number: int
     fetch: Fetch
     extent: Extent
+    layer: int
     size: int = 0
     """Bytes of the slab that were asked for and are there."""
     copy: mmap.mmap | None = None
@@ -53,6 +61,8 @@ class Fetches:
         self._element = element
         self._started = 0
         self._ended: list[_Pending] = []
+        self._to_land: deque[_Pending] = deque()
+        self._landing = _LandingRoom(geometry.slab_bytes(SEGMENT_BLOCKS_MAX))
         self._to_unwrap: list[_Pending] = []
         self.read_bytes = 0
         """In total, by reads that brought what was written."""
@@ -64,33 +74,36 @@ class Fetches:
         """Whether `ended` would give something."""
         return bool(self._ended)
 
-    def read(self, fetch: Fetch, extent: Extent, layer: int) -> tuple[Op, Callable[[Outcome], None]] | None:
-        """The op that begins a fetch and what its end does; None where there is nothing to read."""
+    def read(self, fetch: Fetch, extent: Extent, layer: int) -> Read | None:
+        """The op that begins a fetch and what its end does; None where there is nothing to read yet."""
         self._started += 1
         extent.fetches += 1
         check_bytes = self._geometry.mark.check_bytes
-        offset, pending = fetch.offset_bytes, _Pending(self._started, fetch, extent)
-        pending.size = size = min(fetch.target.nbytes, extent.pieces * check_bytes - offset)
+        pending = _Pending(self._started, fetch, extent, layer)
+        pending.size = size = min(fetch.target.nbytes, extent.pieces * check_bytes - fetch.offset_bytes)
         if size <= 0:
             self._ended.append(pending)
             return None
         pending.wrapped = int(extent.wrapped_L[layer])
-        if pending.wrapped:
-            offset, size = 0, self._geometry.pieces_in(pending.wrapped) * check_bytes
         address = address_of(fetch.target)
-        if address % SECTOR_BYTES or size > fetch.target.nbytes or pending.wrapped:
-            pending.copy = aligned_memory(size)
-            address = address_of(pending.copy)
-        op = Op(
-            kind=READ,
-            offset=self._writes.slab_offset(extent, layer) + offset,
-            address=address,
-            size=size,
-            crcs=extent.crcs_address(layer, offset // check_bytes),
-            page_bytes=check_bytes,
-            keep=(fetch.target, pending.copy),
-        )
-        return op, lambda outcome: self._end(pending, outcome, size)
+        if address % SECTOR_BYTES or pending.wrapped:
+            self._to_land.append(pending)
+            return None
+        return self._read(pending, address)
+
+    def land(self) -> list[Read]:
+        """Reads whose bytes land beside their place, as many as there is room for now."""
+        reads = []
+        while self._to_land and self._landing.has_room:
+            pending = self._to_land.popleft()
+            try:
+                pending.copy = self._landing.take()
+            except (MemoryError, OSError):
+                pending.fault = Outcome(ERROR, "no memory to read it: free memory")
+                self._ended.append(pending)
+                continue
+            reads.append(self._read(pending, address_of(pending.copy)))
+        return reads
 
     def hand_over(self) -> None:
         """Give the codec what was read since the last call and is wrapped."""
@@ -110,8 +123,8 @@ class Fetches:
         fetch, size = pending.fetch, pending.extent.pieces * self._geometry.mark.check_bytes
         assert pending.copy is not None, "what is wrapped lands beside its place"
         stored, room = memoryview(pending.copy)[: pending.wrapped], fetch.target.cast("B")[: pending.size]
+        is_part = pending.size < size
         try:
-            is_part = pending.size < size
             whole = memoryview(bytearray(size)) if is_part else room
             if not unwrap(stored, whole, element=self._element, copies=self.copies):
                 pending.fault = Outcome(CHECKSUM_MISMATCH, "it cannot be unwrapped")
@@ -122,16 +135,30 @@ class Fetches:
         if is_part:
             room[:] = whole[fetch.offset_bytes : fetch.offset_bytes + pending.size]
             self.copies.count(BESIDE_SLOT, pending.size)
-        pending.copy = None
 
     def note_unwrapped(self, pending: Sequence[_Pending]) -> None:
         """These were put in their place, or cannot be."""
-        self._ended += pending
+        for each in pending:
+            self._end_landed(each)
+
+    def _read(self, pending: _Pending, address: int) -> Read:
+        extent, layer, check_bytes = pending.extent, pending.layer, self._geometry.mark.check_bytes
+        offset, size = pending.fetch.offset_bytes, pending.size
+        if pending.wrapped:
+            offset, size = 0, self._geometry.pieces_in(pending.wrapped) * check_bytes
+        op = Op(
+            kind=READ,
+            offset=self._writes.slab_offset(extent, layer) + offset,
+            address=address,
+            size=size,
+            crcs=extent.crcs_address(layer, offset // check_bytes),
+            page_bytes=check_bytes,
+            keep=(pending.fetch.target, pending.copy),
+        )
+        return op, lambda outcome: self._end(pending, outcome, size)
 
     def _end(self, pending: _Pending, outcome: Outcome, size: int) -> None:
-        if not outcome.is_good:
-            pending.fault = outcome
-        else:
+        if outcome.is_good:
             self.read_bytes += size
             if pending.wrapped:
                 self._to_unwrap.append(pending)
@@ -139,7 +166,41 @@ class Fetches:
             if pending.copy is not None:
                 pending.fetch.target.cast("B")[:size] = pending.copy[:size]
                 self.copies.count(BESIDE_SLOT, size)
+        else:
+            pending.fault = outcome
+        self._end_landed(pending)
+
+    def _end_landed(self, pending: _Pending) -> None:
+        if pending.copy is not None:
+            self._landing.give_back(pending.copy)
+            pending.copy = None
         self._ended.append(pending)
+
+
+class _LandingRoom:
+    """Memory for so many slabs, one at least, which is kept: the first touch of a page costs as much as reading it."""
+
+    def __init__(self, slab_bytes: int) -> None:
+        self._slab_bytes = slab_bytes
+        self._unmade = max(1, LANDING_BYTES // slab_bytes)
+        self._free: list[mmap.mmap] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether not all of it is in use."""
+        return bool(self._free or self._unmade)
+
+    def take(self) -> mmap.mmap:
+        """Room for one slab, aligned. Raises MemoryError or OSError."""
+        if self._free:
+            return self._free.pop()
+        memory = aligned_memory(self._slab_bytes)
+        self._unmade -= 1
+        return memory
+
+    def give_back(self, memory: mmap.mmap) -> None:
+        """Nobody reads or writes it any more."""
+        self._free.append(memory)
 
 
 class _UnwrapJob(Job):

@@ -133,6 +133,8 @@ class OpQueue:
 
     def submit_each(self, wanted: Sequence[tuple[Op, Callable[[Outcome], None]]]) -> None:
         """Start ops, each with a function of its own that is called once, from `poll`."""
+        if not wanted:
+            return
         first = self._next_tag
         self._next_tag += len(wanted)
         self._open.update(enumerate(wanted, start=first))

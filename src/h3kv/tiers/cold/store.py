@@ -371,6 +371,7 @@ class ColdStore:
         self._volume.ops.poll()
         self._fetches.hand_over()
         self._codec.poll()
+        self._volume.ops.submit_each(self._fetches.land())
         self._written += self._commits.advance()
         self._units.top_up()
         for extent in self._units.take_idle():

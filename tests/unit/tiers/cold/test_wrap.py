@@ -29,6 +29,7 @@ from h3kv.testing.cold_segments import (
     settle,
     write_segments,
 )
+from h3kv.tiers.cold import fetches
 from h3kv.tiers.cold.codec import Codec, Job
 from h3kv.tiers.cold.fetches import BESIDE_SLOT
 from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
@@ -39,6 +40,15 @@ from h3kv.tiers.io import IoEngine
 CODES = CacheLayout(
     slab=SlabLayout(page=PageLayout(dtype=DType.FP32, head_dim=16, encoding=Encoding.K8V4), kv_heads=2), layers=2
 )
+
+
+def flip_byte(path: Path, packed: bytes) -> None:
+    """Damage a wrapped slab on the disk."""
+    with path.open("r+b") as file:
+        at = path.read_bytes().index(packed[:64]) + 20
+        file.seek(at)
+        file.write(bytes([packed[20] ^ 1]))
+        os.fsync(file.fileno())
 
 
 @pytest.mark.parametrize("element", [1, 2, 4])
@@ -155,18 +165,51 @@ def test_part_of_a_wrapped_slab_can_be_fetched_and_small_reads_are_our_mistake(t
 def test_flipped_byte_of_a_wrapped_slab_is_noticed_before_it_is_unwrapped(tmp_path: Path) -> None:
     with contextlib.closing(open_store(tmp_path, wrap="lz4")) as store:
         handles = write_segments(store, [(1, 4)])[1]
-        path = store.path
-        packed = wrap(payload(1, 1, LAYOUT.slab.size_bytes(4)), element=4)
-        with path.open("r+b") as file:
-            at = path.read_bytes().index(packed[:64]) + 20
-            file.seek(at)
-            file.write(bytes([packed[20] ^ 1]))
-            os.fsync(file.fileno())
+        flip_byte(store.path, wrap(payload(1, 1, LAYOUT.slab.size_bytes(4)), element=4))
         results = read_segment(store, SegmentId(1), handles)
         assert results[0][1] is None
         assert isinstance(results[1][1], SlabCorruptError)
         assert store.lookup(SlabKey(SegmentId(1), 0)) is None
         store.check_integrity()
+
+
+@pytest.mark.parametrize("slabs", [1, 3])
+def test_slabs_wait_for_room_to_land_in_and_a_damaged_one_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slabs: int
+) -> None:
+    size_bytes = LAYOUT.slab.size_bytes(16)
+    monkeypatch.setattr(fetches, "LANDING_BYTES", slabs * size_bytes)
+    with contextlib.closing(open_store(tmp_path, units=8, wrap="lz4")) as store:
+        taken = write_segments(store, [(number, 16) for number in range(1, 7)])
+        flip_byte(store.path, wrap(payload(1, 1, size_bytes), element=4))
+        wanted = [
+            Fetch(SlabKey(SegmentId(number), layer), handle, memoryview(bytearray(size_bytes)))
+            for number, handles in taken.items()
+            for layer, handle in enumerate(handles)
+        ]
+        store.submit(wanted)
+        errors = {completion.move.key: completion.error for completion in settle(store, len(wanted))}
+        for fetch in wanted:
+            if fetch.key == SlabKey(SegmentId(1), 1):
+                assert isinstance(errors[fetch.key], SlabCorruptError)
+            else:
+                assert fetch.target == payload(fetch.key.segment, fetch.key.layer, size_bytes)
+        assert sum(error is None for error in errors.values()) >= len(wanted) - LAYOUT.layers
+        store.check_integrity()
+
+
+def test_store_closes_while_slabs_wait_for_room_to_land_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size_bytes = LAYOUT.slab.size_bytes(16)
+    monkeypatch.setattr(fetches, "LANDING_BYTES", 1)
+    with contextlib.closing(open_store(tmp_path, units=4, wrap="lz4")) as store:
+        taken = write_segments(store, [(1, 16), (2, 16)])
+        store.submit(
+            [
+                Fetch(SlabKey(SegmentId(number), layer), handle, memoryview(bytearray(size_bytes)))
+                for number, handles in taken.items()
+                for layer, handle in enumerate(handles)
+            ]
+        )
 
 
 def test_store_closes_while_segments_are_wrapped(tmp_path: Path) -> None:

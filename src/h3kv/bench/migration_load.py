@@ -140,7 +140,7 @@ class MigrationLoad:
             PeerTimeoutError: they do not come to lie there.
         """
         end_ns = time.monotonic_ns() + SETTLE_NS
-        while len(self._cold()) < segments:
+        while len(self._lying({Tier.NVME})) < segments:
             if time.monotonic_ns() > end_ns:
                 raise PeerTimeoutError("segments are not written to the cold store: see nvme_io", peer="nvme_io")
             self._seal()
@@ -155,8 +155,11 @@ class MigrationLoad:
         """Begin the moves that are due."""
         while self._due_ns <= time.monotonic_ns():
             self._due_ns += self._interval_ns
+            # What is sealed and what comes back need room: as much leaves HOST before.
+            written = self._lying({Tier.HOST, Tier.NVME})[:2]
+            self._pool.placer.ask([each.id for each in written], Tier.NVME, reason=REASON)
             self._seal()
-            cold = self._cold()
+            cold = self._lying({Tier.NVME})
             if cold:
                 self._pool.placer.ask([cold[0].id], Tier.HOST, reason=REASON)
                 # Oldest first: each is asked for once in a while.
@@ -187,12 +190,12 @@ class MigrationLoad:
         table.unpin(segment)
         self._own[segment.id] = segment
 
-    def _cold(self) -> list[Segment]:
-        """Those in the cold store alone, longest unasked first."""
+    def _lying(self, tiers: set[Tier]) -> list[Segment]:
+        """Those of which nothing is asked and that lie in just these tiers, longest unasked first."""
         find = self._pool.segments.find
         self._own = {number: segment for number, segment in self._own.items() if find(segment.id) is segment}
         asked = self._pool.placer.is_asked
-        return [each for each in self._own.values() if each.tiers == {Tier.NVME} and not asked(each.id)]
+        return [each for each in self._own.values() if each.tiers == tiers and not asked(each.id)]
 
     def _now(self) -> _Moved:
         telemetry = self._remote.node.telemetry

@@ -292,8 +292,9 @@ class Trials:
         self._moved[number] = None
 
     def _report(self, rule: str, touched: Mapping[int, float]) -> Report:
-        """Of the next tick."""
-        read = self._chance.sample(list(self._host), min(TOUCHED, len(self._host)))
+        """Of the next tick. What came to HOST long ago is read no more: so there is something colder than the rest."""
+        newer = list(self._host)[len(self._host) // 2 :]
+        read = self._chance.sample(newer, min(TOUCHED, len(newer)))
         masses = {**dict.fromkeys(read, PLAIN_MASS), **touched}
         moved = tuple(self._segment(number) for number in self._moved)
         self._moved.clear()

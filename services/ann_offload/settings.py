@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from h3kv.attention.work_area import HELPERS_MAX
 from h3kv.memory.mailbox import SPIN_NS
+from h3kv.memory.work_area import HELPERS_MAX
 from h3kv.service_settings import RUN_FOLDER, AddressText, Duration, ServingSettings, socket_address
 from services.ann_offload.worker import WorkerConfig
 

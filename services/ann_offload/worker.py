@@ -24,11 +24,11 @@ from typing import Final
 from h3kv.attention.crew import CrewClient
 from h3kv.attention.helping import NO_WORK, AttentionHelper, HelperStatistics, TracedHelp
 from h3kv.attention.offload import Helper
-from h3kv.attention.work_area import PURPOSE, WorkArea
 from h3kv.core.errors import H3Error, NotRegisteredError, StoreFormatError
 from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.memory.region_client import Outcome, RegionClient
+from h3kv.memory.work_area import PURPOSE, WorkArea
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.trace_context import unpack_context

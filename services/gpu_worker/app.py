@@ -16,10 +16,10 @@ from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.attention.native import DTYPES
-from h3kv.attention.work_area import PURPOSE as WORK
 from h3kv.composition import load, open_node
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.clock import MonotonicClock
+from h3kv.memory.work_area import PURPOSE as WORK
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.rpc.convert import BOOT_TOKEN_BYTES

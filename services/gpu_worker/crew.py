@@ -16,11 +16,11 @@ from typing import Final
 
 from h3kv.attention.crew import CrewEvent, CrewHub, CrewJoined
 from h3kv.attention.offload import OffloadStatistics, ScanStatistics, SpreadAttention
-from h3kv.attention.work_area import WorkArea, WorkGeometry
 from h3kv.core.errors import ConfigError
 from h3kv.core.ports import Telemetry
 from h3kv.core.units import NS_PER_MS
 from h3kv.memory.region import Region
+from h3kv.memory.work_area import WorkArea, WorkGeometry
 from h3kv.telemetry import names, spans
 from h3kv.telemetry.event_log import log_event
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from h3kv.attention.work_area import PURPOSE as WORK
-from h3kv.attention.work_area import WorkGeometry
 from h3kv.core.errors import ConfigError, StaleHandleError
 from h3kv.core.units import describe_size
 from h3kv.memory.buddy import UNIT_BLOCKS
@@ -24,6 +22,8 @@ from h3kv.memory.leases import LeaseTable
 from h3kv.memory.region import SHARED_KINDS, Region
 from h3kv.memory.region_format import Geometry, OpaqueGeometry, RegionGeometry, RegionIdentity
 from h3kv.memory.region_hub import HubEvent, RegionHub
+from h3kv.memory.work_area import PURPOSE as WORK
+from h3kv.memory.work_area import WorkGeometry
 from h3kv.rpc.nvme_io_client import WireLayout
 from h3kv.tiers.remote.channel import GEOMETRY, ChannelRegion
 from h3kv.tiers.remote.channel import PURPOSE as CHANNEL

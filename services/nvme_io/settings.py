@@ -8,9 +8,9 @@ from typing import Final, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from h3kv.attention.work_area import HELPERS_MAX, WorkGeometry
 from h3kv.config import Count, PathOrNone, Size, SizeOrNone
 from h3kv.core.errors import ConfigError
+from h3kv.memory.work_area import HELPERS_MAX, WorkGeometry
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.service_settings import AddressText, ServingSettings, socket_address
 from h3kv.tiers.cold.config import ColdStoreConfig

@@ -22,13 +22,13 @@ from h3kv.attention import native
 from h3kv.attention.crew import CrewHub
 from h3kv.attention.native import PAGE_DTYPE, TORCH_DTYPES, RunOffsets
 from h3kv.attention.offload import SpreadAttention
-from h3kv.attention.work_area import PURPOSE, WorkArea, WorkGeometry
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.memory.region import Region
 from h3kv.memory.region_format import OpaqueGeometry, RegionIdentity
 from h3kv.memory.region_hub import RegionHub
+from h3kv.memory.work_area import PURPOSE, WorkArea, WorkGeometry
 
 PROGRAM = Path(__file__).with_name("offload_process.py")
 TOKEN = b"o" * 16

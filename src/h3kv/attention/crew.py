@@ -24,11 +24,11 @@ from typing import Final
 
 from h3kv.attention.helper_locks import HelperLocks
 from h3kv.attention.offload import Helper, SpreadAttention
-from h3kv.attention.work_area import HELPERS_MAX
 from h3kv.core.errors import PeerBusyError, PeerUnavailableError
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.memory.mailbox import Member
 from h3kv.memory.meeting_place import MeetingPlace
+from h3kv.memory.work_area import HELPERS_MAX
 
 _MAGIC: Final = b"H3CREW1\0"
 _HELLO: Final = struct.Struct("<8sI")

@@ -8,9 +8,9 @@ from typing import Final
 
 from h3kv import _native
 from h3kv.attention.offload import Helper
-from h3kv.attention.work_area import WorkArea
 from h3kv.core.errors import NotRegisteredError
 from h3kv.memory.mailbox import SPIN_NS
+from h3kv.memory.work_area import WorkArea
 
 _OK: Final = 0
 _BURIED: Final = 5

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from h3kv import _native
-from h3kv.attention.work_area import WorkArea
 from h3kv.core.ports import AttendCall
 from h3kv.memory.mailbox import Member
 from h3kv.memory.region_format import ADDRESS_BASE, REGIONS_MAX, WINDOW_BYTES
+from h3kv.memory.work_area import WorkArea
 from h3kv.telemetry.trace_context import PACKED_BYTES, UNTRACED
 
 REGION_ADDRESSES: Final = (ADDRESS_BASE, ADDRESS_BASE + REGIONS_MAX * WINDOW_BYTES)

@@ -23,7 +23,6 @@ from typing import Final
 
 from h3kv.attention.crew import CrewHub
 from h3kv.attention.offload import OffloadStatistics, SpreadAttention
-from h3kv.attention.work_area import PURPOSE, WorkArea, WorkGeometry
 from h3kv.bench.measure import Rounds
 from h3kv.bench.results import Results
 from h3kv.bench.texts import NamedText, take_tokens
@@ -39,6 +38,7 @@ from h3kv.engine.tiers import TierConfig
 from h3kv.memory.region import SHARED_KINDS, Region
 from h3kv.memory.region_format import OpaqueGeometry, RegionIdentity
 from h3kv.memory.region_hub import RegionHub
+from h3kv.memory.work_area import PURPOSE, WorkArea, WorkGeometry
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
 from h3kv.supervisor.node_plan import find_services

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from h3kv.attention.work_area import WorkGeometry
 from h3kv.core.errors import ConfigError
+from h3kv.memory.work_area import WorkGeometry
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.supervisor.child import ChildSpec
 from h3kv.supervisor.health import health_of

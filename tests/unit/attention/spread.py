@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from h3kv.attention.helping import AttentionHelper, TracedHelp
 from h3kv.attention.offload import SpreadAttention
-from h3kv.attention.work_area import WorkArea, WorkGeometry
 from h3kv.core.units import NS_PER_MS
 from h3kv.memory.mapping import Mapping
+from h3kv.memory.work_area import WorkArea, WorkGeometry
 
 EVERYTHING = (1, 1 << 62)
 """All pages of this process count as shared."""

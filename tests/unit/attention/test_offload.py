@@ -25,7 +25,6 @@ from h3kv.attention.helping import AttentionHelper
 from h3kv.attention.native import TORCH_DTYPES
 from h3kv.attention.offload import SpreadAttention
 from h3kv.attention.parts import Part
-from h3kv.attention.work_area import WorkArea, WorkGeometry
 from h3kv.core.errors import AddressInUseError, ConfigError, NotRegisteredError, StoreFormatError
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES
@@ -33,6 +32,7 @@ from h3kv.core.ports import Offload
 from h3kv.core.types import DType, Encoding
 from h3kv.core.units import NS_PER_MS
 from h3kv.memory.mapping import Mapping
+from h3kv.memory.work_area import WorkArea, WorkGeometry
 
 BOARD_OFFSET = -(-GEOMETRY.mailbox.size_bytes // 4096) * 4096
 HELP, VERSION = 0x504C4548, 2

@@ -21,11 +21,11 @@ from h3kv.attention.native import LOCAL
 from h3kv.attention.offload import SpreadAttention
 from h3kv.attention.parts import Part
 from h3kv.attention.retrieval import RetrievalMeter, retrieve_in_memory
-from h3kv.attention.work_area import WorkGeometry
 from h3kv.core.limits import CLUSTER_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import DType, Encoding
 from h3kv.core.units import NS_PER_MS
+from h3kv.memory.work_area import WorkGeometry
 
 BOARD_OFFSET = -(-GEOMETRY.mailbox.size_bytes // 4096) * 4096
 BOARD_HEADER = 64

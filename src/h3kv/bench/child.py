@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -12,13 +13,15 @@ from typing import Any, TypeVar
 import torch
 
 from h3kv.core.errors import H3Error, InternalError
+from h3kv.supervisor.launch import tie
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
 def in_child(work: Callable[[Given], Found], given: Given) -> Found:
-    """Call a function in a new process, with as many threads as here. It writes its progress to the same stderr.
+    """Call a function in a new process, with as many threads as here. It writes its progress to the same stderr,
+    and ends with the thread that called this.
 
     Args:
         work: of a module, so that the new process finds it by name.
@@ -30,7 +33,8 @@ def in_child(work: Callable[[Given], Found], given: Given) -> Found:
     """
     spawning = multiprocessing.get_context("spawn")
     receiver, sender = spawning.Pipe(duplex=False)
-    process = spawning.Process(target=_answer, args=(sender, work, given, torch.get_num_threads()), daemon=True)
+    settings = os.getpid(), torch.get_num_threads()
+    process = spawning.Process(target=_answer, args=(sender, work, given, *settings), daemon=True)
     process.start()
     sender.close()
     try:
@@ -56,7 +60,8 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _answer(sender: Connection, work: Callable[[Any], object], given: object, threads: int) -> None:
+def _answer(sender: Connection, work: Callable[[Any], object], given: object, parent: int, threads: int) -> None:
+    tie(parent)
     torch.set_num_threads(threads)
     try:
         sender.send((True, work(given)))

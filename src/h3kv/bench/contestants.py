@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node, cache_layout
+from h3kv.supervisor.launch import tied
 from h3kv.tiers.device import DeviceStoreConfig
 
 CLOSE_S: Final = 30.0
@@ -112,7 +114,7 @@ class PeerContestant:
         path = Path(__file__).parent / "peers" / script
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process, see close)
         self._process = subprocess.Popen(
-            [python, str(path), str(folder), str(dtype), str(context_tokens)],
+            tied([shutil.which(python) or python, str(path), str(folder), str(dtype), str(context_tokens)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

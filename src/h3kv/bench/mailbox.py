@@ -20,6 +20,7 @@ from h3kv.bench.results import Results
 from h3kv.core.units import NS_PER_S
 from h3kv.memory.mailbox import SPIN_NS, Mailbox, MailboxCaller, MailboxGeometry
 from h3kv.memory.mapping import Mapping
+from h3kv.supervisor.launch import tied
 
 GEOMETRY: Final = MailboxGeometry(entries=64, request_bytes=256, reply_bytes=256, callers=2, workers=2)
 REQUEST: Final = bytes(range(128))
@@ -88,7 +89,7 @@ def _measured(sizes: Sizes) -> dict[str, list[list[int]]]:
         worker, member = mailbox.register_worker(), mailbox.register_caller()
         numbers = (fd, GEOMETRY.size_bytes, worker.id, worker.epoch)
         command = [sys.executable, "-c", WORKER, *map(str, numbers)]
-        with subprocess.Popen(command, pass_fds=(fd,)):
+        with subprocess.Popen(tied(command), pass_fds=(fd,)):
             try:
                 caller = mailbox.caller(member)
                 _trips(caller, count=WARM_UP_TRIPS, pause_ns=0)

@@ -13,6 +13,7 @@ from h3kv.core.errors import PeerTimeoutError, PeerUnavailableError
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.addresses import Address
 from h3kv.rpc.client import PeerChannel
+from h3kv.supervisor.launch import tied
 from h3kv.supervisor.node_plan import find_services
 
 START_NS: Final = 60 * NS_PER_S
@@ -37,7 +38,7 @@ def service_process(name: str, address: Address, settings: Mapping[str, str]) ->
     """
     told = {"ADDRESS": str(address), **QUIET, **settings}
     environment = os.environ | {f"H3_{name.upper()}_{key}": value for key, value in told.items()}
-    command = [sys.executable, "-m", f"services.{name}"]
+    command = tied([sys.executable, "-m", f"services.{name}"])
     with subprocess.Popen(command, env=environment, cwd=find_services()) as process:
         try:
             _wait_until_serving(name, address)

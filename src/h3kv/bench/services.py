@@ -41,6 +41,7 @@ from h3kv.memory.region_hub import RegionHub
 from h3kv.memory.work_area import PURPOSE, WorkArea, WorkGeometry
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
+from h3kv.supervisor.launch import tied
 from h3kv.supervisor.node_plan import find_services
 from h3kv.tiers.device import DeviceStoreConfig
 from h3kv.tiers.host import HostStoreConfig, RegionStore
@@ -223,7 +224,8 @@ def _helper(folder: Path, joined: threading.Event) -> Iterator[None]:
         "LOGS__LEVEL": "warning",
     }
     environment = os.environ | {f"H3_ANN_OFFLOAD_{name}": value for name, value in settings.items()}
-    with subprocess.Popen([sys.executable, "-m", "services.ann_offload"], env=environment, cwd=root) as process:
+    command = tied([sys.executable, "-m", "services.ann_offload"])
+    with subprocess.Popen(command, env=environment, cwd=root) as process:
         try:
             if not joined.wait(HELPER_START_NS / NS_PER_S):
                 message = "services.ann_offload did not begin to help: run it by hand to see why"

@@ -19,6 +19,7 @@ from typing import Final
 from h3kv.core.errors import PeerUnavailableError, RequestError
 from h3kv.core.units import NS_PER_S
 from h3kv.memory.region_format import ADDRESS_BASE, REGIONS_MAX, WINDOW_BYTES
+from h3kv.supervisor.launch import tied
 from h3kv.supervisor.node_plan import find_services
 
 START_NS: Final = 300 * NS_PER_S
@@ -74,7 +75,7 @@ class WholeNode:
         command = [sys.executable, "-m", "h3kv", "up", "--run-folder", str(folder / "run")]
         command += ["--http-port", str(port), "--model", model, *flags]
         with log.open("wb") as lines:
-            process = subprocess.Popen(command, cwd=find_services(), stdout=lines, stderr=lines)
+            process = subprocess.Popen(tied(command), cwd=find_services(), stdout=lines, stderr=lines)
         try:
             _wait(process, port, log)
             name = model.removeprefix("package:").rstrip("/").rpartition("/")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +48,7 @@ class Child:
         self.spec = spec
         settings = [f"{name}={value}" for name, value in spec.environment.items()]
         self._process = subprocess.Popen(  # noqa: S603  (the command is this package's own)
-            [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *settings, "--", *spec.command],
+            launch.tied(spec.command, settings),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

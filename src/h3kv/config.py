@@ -26,6 +26,7 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.limits import BLOCK_TOKENS, CLUSTER_TOKENS
 from h3kv.core.units import TokenCount, format_cap, format_size, parse_cap, parse_size
 from h3kv.engine.config import EngineConfig
+from h3kv.telemetry.metric import Service
 
 CONFIG_FILE: Final = "h3_config.yaml"
 """Read from the current folder when no other file is named."""
@@ -306,7 +307,10 @@ def debug_wanted() -> bool:
 
 
 def _environment() -> Tree:
-    """Values of `H3_SECTION__KEY`. A name of that form that no setting has is kept too, so that it is refused."""
+    """Values of `H3_SECTION__KEY`. A name of that form that no setting has is kept too, so that it is refused.
+
+    Names of a process that `h3 up` starts are that process's own.
+    """
     source = EnvSettingsSource(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter=ENV_DELIMITER)
     try:
         tree: Tree = source()
@@ -315,7 +319,8 @@ def _environment() -> Tree:
         raise ConfigError(message, field="environment") from error
     for name in os.environ:
         section, delimiter, key = name.removeprefix(ENV_PREFIX).lower().partition(ENV_DELIMITER)
-        if name.startswith(ENV_PREFIX) and delimiter and section not in Settings.model_fields:
+        is_for_service = any(section.startswith(f"{service.value}_") for service in Service)
+        if name.startswith(ENV_PREFIX) and delimiter and section not in Settings.model_fields and not is_for_service:
             tree.setdefault(section, {})[key] = os.environ[name]
     return tree
 

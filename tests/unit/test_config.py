@@ -131,6 +131,12 @@ def test_bad_variable_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, val
     assert refused().field == field
 
 
+def test_variable_of_a_service_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("H3_MIGRATION_CONTROLLER_RULES__TICK", "50ms")
+    monkeypatch.setenv("H3_NVME_IO_METRICS__PORT", "0")
+    load()
+
+
 def test_bad_flag_is_told_from_the_same_key_in_the_file(tmp_path: Path) -> None:
     error = refused(written(tmp_path, "model: {dtype: fp32}"), {"model": {"dtype": "double"}})
     assert "model.dtype = 'double' (from a flag)" in str(error)

@@ -167,6 +167,9 @@ class OpQueue:
         self._top_up()
         if self._arrays and results_N.size:
             of_array_N = results_N["tag"] >= _ARRAY_TAG
+            if of_array_N.all():
+                self._end_arrays(results_N)
+                return
             if of_array_N.any():
                 self._end_arrays(results_N[of_array_N])
                 results_N = results_N[~of_array_N]
@@ -180,14 +183,21 @@ class OpQueue:
         tags_N = results_N["tag"] ^ np.uint64(_ARRAY_TAG)
         number_N = tags_N >> np.uint64(_INDEX_BITS)
         index_N = (tags_N & np.uint64(ARRAY_OPS_MAX - 1)).astype(np.int64)
+        number = int(number_N[0])
+        if (number_N == number).all():
+            self._end_array(number, index_N, results_N)
+            return
         for number in np.unique(number_N).tolist():
             mine_N = number_N == number
-            array, ended_N = self._arrays[number], index_N[mine_N]
-            self._in_arrays -= ended_N.size
-            array.left -= ended_N.size
-            if array.left == 0:
-                del self._arrays[number]
-            array.end(ended_N, results_N[mine_N])
+            self._end_array(number, index_N[mine_N], results_N[mine_N])
+
+    def _end_array(self, number: int, ended_N: NDArray[np.int64], results_N: NDArray[np.void]) -> None:
+        array = self._arrays[number]
+        self._in_arrays -= ended_N.size
+        array.left -= ended_N.size
+        if array.left == 0:
+            del self._arrays[number]
+        array.end(ended_N, results_N)
 
     def wait(self, timeout_ns: int, *, results: int = 1) -> None:
         """Wait for so many outcomes.

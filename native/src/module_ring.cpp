@@ -1,4 +1,4 @@
-// Python face of the ring of records, of its bell, and of what decodes LZ4. tiers/remote/ring.py and tiers/cold/wrap.py
+// Python face of the ring of records, of its bell, and of what wraps slabs. tiers/remote/ring.py and tiers/cold/wrap.py
 // are the typed wrappers.
 #include "module_ring.hpp"
 
@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "h3/byte_planes.hpp"
 #include "h3/lz4_decode.hpp"
 #include "h3/record_ring.hpp"
 
@@ -41,6 +42,21 @@ nb::object pop(RecordRing& ring) {
   return nb::bytes(payload.data(), payload.size());
 }
 
+// Room for the planes of one slab, kept from call to call: new pages cost as much as what is done with them.
+Address planes(std::size_t size) {
+  thread_local std::vector<unsigned char> room;
+  if (room.size() < size) room.resize(size);
+  return reinterpret_cast<Address>(room.data());
+}
+
+bool lz4_unwrap(Address source, std::size_t source_size, Address target, std::size_t target_size, std::size_t element) {
+  if (element == 1) return h3::lz4_decode(at(source), source_size, at(target), target_size);
+  const Address joined = planes(target_size);
+  if (!h3::lz4_decode(at(source), source_size, at(joined), target_size)) return false;
+  h3::join_planes(at(joined), target_size / element, element, at(target));
+  return true;
+}
+
 }  // namespace
 
 void bind_ring(nb::module_& m) {
@@ -53,8 +69,9 @@ void bind_ring(nb::module_& m) {
     at<Bell>(bell)->wait(seen, std::min(timeout_ns, kSliceNs), spin_ns);
   }, Released());
   m.def("ring_clear", [](Address ring) { RecordRing::clear(at(ring)); });
-  m.def("lz4_decode", [](Address source, std::size_t source_size, Address target, std::size_t target_size) {
-    return h3::lz4_decode(at(source), source_size, at(target), target_size);
+  m.def("lz4_unwrap", &lz4_unwrap, Released());
+  m.def("split_planes", [](Address source, std::size_t elements, std::size_t bytes, Address target) {
+    h3::split_planes(at(source), elements, bytes, at(target));
   }, Released());
   nb::class_<RecordRing>(m, "RecordRing")
       .def("__init__", [](RecordRing* self, Address memory, std::size_t capacity, std::uint32_t record_bytes_max) {

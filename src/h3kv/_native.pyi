@@ -370,8 +370,14 @@ def bell_wait(bell: int, seen: int, timeout_ns: int, spin_ns: int, /) -> None:
 def ring_clear(ring: int, /) -> None:
     """Both positions at 0: before either side is made."""
 
-def lz4_decode(source: int, source_size: int, target: int, target_size: int, /) -> bool:
-    """See `lz4_decode.hpp`."""
+def lz4_unwrap(source: int, source_size: int, target: int, target_size: int, element: int, /) -> bool:
+    """`lz4_decode.hpp`, then `join_planes` of `byte_planes.hpp` for elements of more than one byte.
+
+    `target_size` is a multiple of `element`.
+    """
+
+def split_planes(source: int, elements: int, bytes: int, target: int, /) -> None:  # noqa: A002
+    """See `byte_planes.hpp`."""
 
 class RecordRing:
     """See `record_ring.hpp`. `capacity` is a power of two."""

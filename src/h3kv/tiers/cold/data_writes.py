@@ -71,7 +71,8 @@ class DataWrites:
             return self._plain(extent, layer, move)
         extent.wrapped_L[layer] = len(packed)
         memory = aligned_memory(pieces * check_bytes)
-        memory[: len(packed)] = packed
+        # Not by a slice of the mapping: that would hold the interpreter meanwhile.
+        np.copyto(np.frombuffer(memory, dtype=np.uint8, count=len(packed)), np.frombuffer(packed, dtype=np.uint8))
         return self._op(extent, layer, address=address_of(memory), size=pieces * check_bytes, keep=memory)
 
     def _op(self, extent: Extent, layer: int, *, address: int, size: int, keep: object) -> Op:

@@ -2,24 +2,17 @@
 
     gateway.complete
       gpu_worker.generate
-        gpu_worker.lookup
         gpu_worker.prefill
           ann_offload.attend
-          ann_offload.seal
           nvme_io.move
         gpu_worker.decode_step              of some steps
           ann_offload.attend
-          ann_offload.seal
           nvme_io.read_pages
-          nvme_io.move
-        gpu_worker.move
           nvme_io.move
     migration_controller.decide
       nvme_io.relay
-        gpu_worker.move
-          nvme_io.move
 
-A span stands below its parent. Some have several: a move, for example, has a request or a command behind it.
+A span stands below its parent. Some have several: a move, for example, is for a chunk of a prompt or for a token.
 """
 
 from __future__ import annotations
@@ -53,12 +46,9 @@ class SpanKind:
 
 COMPLETE: Final = "gateway.complete"
 GENERATE: Final = "gpu_worker.generate"
-LOOKUP: Final = "gpu_worker.lookup"
 PREFILL: Final = "gpu_worker.prefill"
 DECODE_STEP: Final = "gpu_worker.decode_step"
-MOVE: Final = "gpu_worker.move"
 ATTEND: Final = "ann_offload.attend"
-SEAL: Final = "ann_offload.seal"
 READ_PAGES: Final = "nvme_io.read_pages"
 MOVE_SLABS: Final = "nvme_io.move"
 RELAY: Final = "nvme_io.relay"
@@ -73,14 +63,12 @@ GENERATED_TOKENS: Final = "h3.generated.token_count"
 TOKENS: Final = "h3.token.count"
 SEQUENCES: Final = "h3.sequence.count"
 STEP: Final = "h3.step.index"
-LAYER: Final = "h3.layer.index"
 TIER_SOURCE: Final = "h3.tier.source"
 TIER_TARGET: Final = "h3.tier.target"
 SIZE_BYTES: Final = "h3.size_bytes"
 SLABS: Final = "h3.slab.count"
 PAGES: Final = "h3.page.count"
 UNITS: Final = "h3.unit.count"
-SEGMENTS: Final = "h3.segment.count"
 SEGMENT: Final = "h3.segment.id"
 GENERATION: Final = "h3.segment.generation"
 COMMANDS: Final = "h3.command.count"
@@ -91,8 +79,6 @@ OUTCOME: Final = "h3.outcome"
 ERROR_REASON: Final = "h3.error.reason"
 PEER: Final = "h3.peer.name"
 ADDRESS: Final = "h3.address"
-REGION: Final = "h3.region.purpose"
-REGION_KIND: Final = "h3.region.kind"
 DURATION_NS: Final = "h3.duration_ns"
 
 ATTRIBUTES: Final = {
@@ -105,14 +91,12 @@ ATTRIBUTES: Final = {
     TOKENS: "Tokens that the step computed.",
     SEQUENCES: "Sequences that shared the step.",
     STEP: "Number of the step within its request, from 0.",
-    LAYER: "Number of the layer, from 0.",
     TIER_SOURCE: "Tier that bytes were read from.",
     TIER_TARGET: "Tier that bytes were written to.",
     SIZE_BYTES: "Bytes read, or moved.",
     SLABS: "Slabs read or moved.",
     PAGES: "Pages read.",
     UNITS: "Units of attention computed.",
-    SEGMENTS: "Segments that were sealed, or used.",
     SEGMENT: "Number of a segment in the process that owns it.",
     GENERATION: "Generation of that segment.",
     COMMANDS: "Commands sent.",
@@ -123,8 +107,6 @@ ATTRIBUTES: Final = {
     ERROR_REASON: "Reason of an error, from the tree of errors.",
     PEER: "Name of another process.",
     ADDRESS: "Where something serves.",
-    REGION: "What a region holds.",
-    REGION_KIND: "What a region is made of.",
     DURATION_NS: "How long it took.",
 }
 """What each attribute means, by name."""
@@ -145,13 +127,6 @@ _DECLARED = (
         sentence="One answer, from submission to its end.",
     ),
     SpanKind(
-        LOOKUP,
-        (GENERATE,),
-        begins_trace=False,
-        attributes=(CACHED_DEVICE_TOKENS, CACHED_HOST_TOKENS, CACHED_NVME_TOKENS),
-        sentence="How much of the prompt is found, and where.",
-    ),
-    SpanKind(
         PREFILL,
         (GENERATE,),
         begins_trace=False,
@@ -166,25 +141,11 @@ _DECLARED = (
         sentence="One step of decode, of a sample of steps.",
     ),
     SpanKind(
-        MOVE,
-        (GENERATE, RELAY),
-        begins_trace=False,
-        attributes=(TIER_SOURCE, TIER_TARGET, SIZE_BYTES, REASON),
-        sentence="A segment is moved from one tier to another.",
-    ),
-    SpanKind(
         ATTEND,
         (PREFILL, DECODE_STEP),
         begins_trace=False,
         attributes=(UNITS, TIER_SOURCE, SIZE_BYTES),
         sentence="Units of one layer are computed where the bytes lie.",
-    ),
-    SpanKind(
-        SEAL,
-        (PREFILL, DECODE_STEP, GENERATE),
-        begins_trace=False,
-        attributes=(SEGMENTS, SIZE_BYTES),
-        sentence="A segment is clustered, reordered and indexed.",
     ),
     SpanKind(
         READ_PAGES,
@@ -195,7 +156,7 @@ _DECLARED = (
     ),
     SpanKind(
         MOVE_SLABS,
-        (MOVE, PREFILL, DECODE_STEP),
+        (PREFILL, DECODE_STEP),
         begins_trace=False,
         attributes=(SLABS, TIER_SOURCE, TIER_TARGET, SIZE_BYTES),
         sentence="Slabs are read from the cold store, or written to it.",

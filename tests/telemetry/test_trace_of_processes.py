@@ -128,7 +128,7 @@ def test_spans_of_all_processes_arrive_as_one_tree(tmp_path: Path) -> None:
         spans.TIER_SOURCE: "nvme",
     }
     assert by_name[spans.ATTEND].attributes == {
-        spans.LAYER: 2,
+        spans.PAGES: 5,
         spans.UNITS: 5,
         spans.TIER_SOURCE: "host",
         spans.SIZE_BYTES: 5 * PAGE_BYTES,

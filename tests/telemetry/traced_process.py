@@ -69,7 +69,7 @@ def serve_mailbox(tracer: Tracer, descriptor: int, member: Member) -> None:
     sys.stdout.flush()
     request = worker.take(deadline_ns=time.monotonic_ns() + 30 * NS_PER_S)
     assert request is not None
-    attributes = {spans.LAYER: 2, spans.UNITS: 5, spans.TIER_SOURCE: Tier.HOST, spans.SIZE_BYTES: 5 * PAGE_BYTES}
+    attributes = {spans.PAGES: 5, spans.UNITS: 5, spans.TIER_SOURCE: Tier.HOST, spans.SIZE_BYTES: 5 * PAGE_BYTES}
     tracer.record(spans.ATTEND, parent=unpack_context(request.payload), duration_ns=7_000, attributes=attributes)
     assert worker.reply(request, b"\0")
     sys.stdin.read()

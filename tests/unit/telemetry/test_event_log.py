@@ -46,11 +46,11 @@ def test_an_event_is_one_line_of_json_with_the_names_of_spans() -> None:
 
 def test_an_event_as_text_begins_with_time_level_service_and_event() -> None:
     with outlet(LogFormat.TEXT) as stream:
-        log_event(LOGGER, "region_adopted", {spans.REGION: 'a "b" c', spans.SIZE_BYTES: 1}, level=logging.WARNING)
+        log_event(LOGGER, "region_adopted", {spans.PEER: 'a "b" c', spans.SIZE_BYTES: 1}, level=logging.WARNING)
     time, level, service, event, rest = stream.getvalue().rstrip("\n").split(" ", 4)
     assert time.endswith("Z")
     assert (level, service, event) == ("warning", "nvme_io", "region_adopted")
-    assert rest == r'h3.region.purpose="a \"b\" c" h3.size_bytes=1'
+    assert rest == r'h3.peer.name="a \"b\" c" h3.size_bytes=1'
 
 
 def test_an_error_of_the_tree_has_its_reason_and_no_traceback() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,8 +32,7 @@ def in_child(work: Callable[[Given], Found], given: Given) -> Found:
     """
     spawning = multiprocessing.get_context("spawn")
     receiver, sender = spawning.Pipe(duplex=False)
-    settings = os.getpid(), torch.get_num_threads()
-    process = spawning.Process(target=_answer, args=(sender, work, given, *settings), daemon=True)
+    process = spawning.Process(target=_answer, args=(sender, work, given, torch.get_num_threads()), daemon=True)
     process.start()
     sender.close()
     try:
@@ -60,8 +58,10 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _answer(sender: Connection, work: Callable[[Any], object], given: object, parent: int, threads: int) -> None:
-    tie(parent)
+def _answer(sender: Connection, work: Callable[[Any], object], given: object, threads: int) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None, "spawned by in_child"
+    tie(parent.pid)
     torch.set_num_threads(threads)
     try:
         sender.send((True, work(given)))

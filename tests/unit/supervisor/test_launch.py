@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,10 +32,10 @@ def test_program_ends_when_the_process_that_started_it_is_killed() -> None:
         pid = int(starter.stdout.readline())
         assert lives(pid)
         starter.kill()
-    end_s = time.monotonic() + 20
+    end_s, pause = time.monotonic() + 20, threading.Event()
     while lives(pid):
         assert time.monotonic() < end_s
-        time.sleep(0.01)
+        pause.wait(0.01)
 
 
 def test_program_has_the_settings_and_the_number_that_its_starter_sees() -> None:

@@ -142,7 +142,8 @@ class Node:
         command = [sys.executable, str(Path(__file__).with_name("node_process.py"))]
         command += [str(folder), str(self.port), json.dumps(told)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("H3_")}
-        environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+        places = [os.environ.get("PYTHONPATH", str(ROOT / "src")), str(ROOT)]
+        environment["PYTHONPATH"] = os.pathsep.join(places)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
 

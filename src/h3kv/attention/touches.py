@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -41,14 +42,14 @@ class TouchSample:
         self.round = 0
         """Counts how often someone asked."""
         self._measured: dict[TouchTurn, SegmentShares] = {}
-        self._before: frozenset[TouchTurn] = frozenset()
-        """Sequences that were measured when someone took it last."""
+        self._before: WeakSet[TouchTurn] = WeakSet()
+        """Sequences that were measured when someone took it last, without those that have ended."""
         self._found: dict[SegmentId, None] = {}
 
     @property
     def is_whole(self) -> bool:
-        """Whether every sequence was measured that was before the last `take`: sequences take turns."""
-        return self._before <= self._measured.keys()
+        """Whether every sequence that lives was measured, if it was before the last `take`: sequences take turns."""
+        return all(turn in self._measured for turn in self._before)
 
     def ask(self) -> None:
         """Measure the next step of each sequence."""
@@ -69,7 +70,7 @@ class TouchSample:
             for segment, share in zip(measured.segments, means_S, strict=True):
                 shares[segment] = max(share, shares.get(segment, 0.0))
         shares.update(dict.fromkeys(self._found, 1.0))
-        self._before = frozenset(self._measured)
+        self._before = WeakSet(self._measured)
         self._measured, self._found = {}, {}
         return shares
 

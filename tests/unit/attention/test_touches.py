@@ -44,11 +44,11 @@ def test_shares_are_those_of_what_was_read_and_the_result_is_the_same(budget_tok
     torch.testing.assert_close(measured.part.out_THD, plain.part.out_THD, atol=0, rtol=0)
     torch.testing.assert_close(measured.part.lse_TH, plain.part.lse_TH, atol=0, rtol=0)
     shares = sample.take()
-    # What is read exactly beside the segments has the rest of it.
+    # What is read exactly beside the segments has the rest. Shares are the scan's, which sees half of a key's bits.
     _, exact_lse_TH = queries(sealed_context(), tokens=1, group=3)
     beside = float((exact_lse_TH - plain.part.lse_TH).exp().mean())
     read = float((plain.read_lse_QH - plain.part.lse_TH).exp().mean())
-    assert sum(shares.values()) == pytest.approx(read - beside, abs=0.02)
+    assert sum(shares.values()) == pytest.approx(read - beside, abs=0.04)
     assert all(0 <= share <= 1 for share in shares.values())
     assert sample.take() == {}
 

@@ -90,7 +90,10 @@ class DirectoryKeeper:
                 continue
             if change is None:
                 break
-            self._follow(change)
+            try:
+                self._follow(change)
+            except Exception as error:  # noqa: BLE001  (a name or a mistake of ours: what others say is published still)
+                log_event(_log, "directory_failed", error=error, level=logging.ERROR)
         self._directory.close()
 
     def _expected(self) -> tuple[DirectoryEntry, ...]:
@@ -108,8 +111,8 @@ class DirectoryKeeper:
             return
         owner = self._named(change.owner)
         if self._owners.get(owner.name) != owner:
-            self._owners[owner.name] = owner
             self._directory.join(owner)
+            self._owners[owner.name] = owner
         self._directory.withdraw([_entry(owner, each) for each in change.gone])
         self._directory.publish([_entry(owner, each) for each in change.said])
         self._withdraw_void(owner, change.said)

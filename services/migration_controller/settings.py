@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import socket
 from dataclasses import replace
 from typing import Final
@@ -18,6 +20,18 @@ from h3kv.service_settings import AddressText, Duration, ServingSettings, socket
 
 STREAMS_MAX: Final = 64
 """Processes of a node that report, with a few calls besides: each stream takes a thread."""
+
+NODE_NAME_MAX: Final = 31
+"""Characters: in the directory the name of a process follows, and both have 64."""
+
+
+def machine_name(host: str) -> str:
+    """A name for the directory of what a machine calls itself, which may be anything; long ones stay apart."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("._-") or "node"
+    if len(plain) <= NODE_NAME_MAX:
+        return plain
+    digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
+    return f"{plain[: NODE_NAME_MAX - 9]}-{digest}"
 
 
 _RULES: Final = MigrationConfig()
@@ -84,7 +98,10 @@ class Settings(ServingSettings):
     """Who carries out moves between DEVICE and HOST."""
     directory: str = MEMORY
     """`memory`, or the URL of a Redis or Valkey server."""
-    node: str = Field(default_factory=socket.gethostname)
+    node: str = Field(
+        default_factory=lambda: machine_name(socket.gethostname()),
+        pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NODE_NAME_MAX - 1}}}$",
+    )
     """Name of this machine in the directory."""
     silence: Duration = 5 * NS_PER_S
     """A process whose stream has been closed for so long is gone, with its segments."""

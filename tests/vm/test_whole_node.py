@@ -21,7 +21,7 @@ FACTS = Path("/sys/block/nvme0n1")
 SERIAL = "h3test"
 """The virtual disk's. On any other disk nothing here runs."""
 SETTINGS = {
-    "nvme_io": {"STORE": str(DEVICE), "HOST_BYTES": "24MiB"},
+    "nvme_io": {"STORE": str(DEVICE), "HOST_BYTES": "24MiB", "CAPACITY": "512MiB"},
     "gpu_worker": {"DEVICE": '{"kv_bytes": "4MiB", "window_tokens": 64}'},
 }
 PROMPTS = [Prompt(f"{word} work and no play makes Jack a dull boy. " * 24, 6) for word in ("All", "Much", "No")]

@@ -8,7 +8,7 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.units import NS_PER_S
 from h3kv.policy.migration_config import DEVICE_HOST, HOST_NVME, MigrationConfig
 from h3kv.service_settings import read_settings
-from services.migration_controller.settings import Settings
+from services.migration_controller.settings import NODE_NAME_MAX, Settings, machine_name
 
 PREFIX = "H3_MIGRATION_CONTROLLER_"
 
@@ -35,6 +35,7 @@ def test_thresholds_have_their_names_and_units(monkeypatch: pytest.MonkeyPatch) 
         ("RULES__TOCK", "1s", "RULES = .*not permitted"),
         ("DIRECTORI", "memory", "did you mean H3_MIGRATION_CONTROLLER_DIRECTORY"),
         ("NVME_IO", "nowhere", "NVME_IO"),
+        ("NODE", "(none)", "NODE"),
     ],
 )
 def test_a_bad_value_names_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str, named: str) -> None:
@@ -47,3 +48,17 @@ def test_values_that_contradict_each_other_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setenv(f"{PREFIX}RULES__WATERMARK_LOW", "0.99")
     with pytest.raises(ConfigError, match="watermark_low"):
         read_settings(Settings).rules.config()
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("w-3.example.org", "w-3.example.org"), ("(none)", "none"), ("", "node"), ("rëd", "r-d")],
+)
+def test_whatever_a_machine_calls_itself_the_directory_takes_a_name(host: str, name: str) -> None:
+    assert machine_name(host) == name
+
+
+def test_long_names_of_machines_stay_apart() -> None:
+    names = {machine_name(f"{'h3-node-of-a-large-cluster' * 2}-{number}") for number in range(3)}
+    assert len(names) == 3
+    assert {len(name) for name in names} == {NODE_NAME_MAX}

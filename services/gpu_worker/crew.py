@@ -163,7 +163,10 @@ def open_crew(
 def _share(paths: list[Path], group: int) -> None:
     try:
         for path in paths:
-            os.chown(path, -1, group)
+            made = path.stat()
+            # What another user made stays as it is.
+            if made.st_gid != group and made.st_uid == os.getuid():
+                os.chown(path, -1, group)
     except OSError as error:
         raise ConfigError(
             f"{paths[0]} cannot be given to group {group} ({error.strerror}): name a group of this user",

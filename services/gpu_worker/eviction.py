@@ -38,23 +38,35 @@ class EvictionBounds:
 def evict_cold(pool: KvPool, bounds: EvictionBounds, *, timeout_ns: int) -> Evicted:
     """Give up room in memory of segments that nobody uses, longest unused first.
 
-    What the cold store lacks is written to it first; what cannot be written is given up, ends of documents first.
+    What the cold store lacks is written to it first. What finds no room there is given up, ends of documents first, and
+    so is all of it where nothing can be written any more. What a store that is away, or slow, did not take stays.
 
     Args:
         pool: between two steps.
         bounds: of what goes.
-        timeout_ns: for writing. What takes longer leaves memory later, and is not counted.
+        timeout_ns: for writing. What takes longer leaves memory later, unless a sequence wants it meanwhile, and is not
+            counted.
     """
-    block_bytes = pool.layout.block_bytes
     chosen = _chosen(pool, bounds)
     if pool.segments.cold is not None:
         pool.placer.ask([segment.id for segment in chosen], Tier.NVME, reason=REASON)
         pool.placer.settle(timeout_ns)
     left = {segment.id for segment in chosen if segment.home_L is not None and not pool.placer.is_asked(segment.id)}
     for segment in _ends_first(pool, left):
-        pool.placer.give_up(segment)
+        if _finds_no_room(pool, segment):
+            pool.placer.give_up(segment)
     gone = [segment for segment in chosen if segment.home_L is None]
-    return Evicted(len(gone), block_bytes * sum(segment.room_blocks for segment in gone))
+    return Evicted(len(gone), sum(_size_bytes(pool, segment) for segment in gone))
+
+
+def _finds_no_room(pool: KvPool, segment: Segment) -> bool:
+    """Whether the cold store will not take it: it is full, or broken, or there is none."""
+    cold = pool.segments.cold
+    return cold is None or cold.is_degraded or cold.statistics().free_bytes < _size_bytes(pool, segment)
+
+
+def _size_bytes(pool: KvPool, segment: Segment) -> int:
+    return segment.room_blocks * pool.layout.block_bytes
 
 
 def _chosen(pool: KvPool, bounds: EvictionBounds) -> list[Segment]:
@@ -67,9 +79,9 @@ def _chosen(pool: KvPool, bounds: EvictionBounds) -> list[Segment]:
         and segment.arrival is None
         and bounds.now_ns - segment.used_ns >= bounds.idle_ns
     ]
-    block_bytes, chosen, taken = pool.layout.block_bytes, [], 0
+    chosen, taken = [], 0
     for segment in sorted(idle, key=lambda each: (each.used_ns, each.id)):
-        size_bytes = segment.room_blocks * block_bytes
+        size_bytes = _size_bytes(pool, segment)
         if bounds.size_bytes is None or taken + size_bytes <= bounds.size_bytes:
             chosen.append(segment)
             taken += size_bytes

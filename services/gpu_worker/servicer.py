@@ -34,7 +34,7 @@ MARGIN_NS: Final = 50 * NS_PER_MS
 """Left of a call's time for its answer to travel."""
 
 WRITING_NS_MAX: Final = 2 * NS_PER_S
-"""How long eviction may keep all requests waiting while it writes."""
+"""How long eviction may keep requests waiting while it writes, and as long again for a store that does not answer."""
 
 CACHED: Final = {
     Tier.DEVICE: spans.CACHED_DEVICE_TOKENS,

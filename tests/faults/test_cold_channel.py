@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from h3kv.core.errors import RequestError, TierBrokenError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.types import BlockKey, Fetch, Move, SegmentId, SegmentLabel, SlabKey, SlotHandle
+from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import FINGERPRINT, LAYOUT
 from h3kv.testing.served_cold_store import HOLDER, ServedColdStore, region_memory, slots_region
@@ -23,6 +25,7 @@ from h3kv.tiers.cold.geometry import capacity_for
 from h3kv.tiers.cold.ops import address_of
 from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 from h3kv.tiers.remote import RemoteColdStore, records
+from h3kv.tiers.remote import store as store_module
 from h3kv.tiers.remote.channel import RECORD_BYTES_MAX, RING_BYTES
 from h3kv.tiers.remote.records import FETCH_DTYPE, HANDLE_DTYPE, WRITE_DTYPE, Kind
 
@@ -260,3 +263,23 @@ def test_reads_in_flight_end_and_lost_segments_are_told_when_the_server_begins_a
     bench.store.release(bench.handles)
     assert bench.store.statistics().used_bytes == 0
     bench.store.check_integrity()
+
+
+def test_server_that_does_not_answer_is_not_waited_for_by_each_segment(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "ANSWER_NS", 20 * NS_PER_MS)
+    held = threading.Event()
+    server = bench.served.server
+    assert server is not None
+    monkeypatch.setattr(server.store, "reserve", lambda blocks: held.wait(DEADLINE_S) and [])
+    with pytest.raises(TierBrokenError, match="does not answer: see"):
+        bench.store.reserve([2] * LAYERS)
+    monkeypatch.setattr(store_module, "ANSWER_NS", 3_600 * NS_PER_S)
+    monkeypatch.setattr(bench.store, "_rests_until_ns", time.monotonic_ns() + 3_600 * NS_PER_S)
+    exchanges = bench.store.exchanges
+    for _ in range(100):
+        with pytest.raises(TierBrokenError, match="asked again soon"):
+            bench.store.reserve([2] * LAYERS)
+    assert bench.store.exchanges == exchanges
+    held.set()

@@ -25,6 +25,7 @@ from h3kv.bench.results import Results
 from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import TieredSetting, TokenCaps, load_reaching
 from h3kv.core.errors import PeerTimeoutError, TierFullError
+from h3kv.core.hashing import KEY_BYTES
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import BlockKey, DType, Encoding, SegmentLabel, Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
@@ -34,7 +35,6 @@ from h3kv.engine.segment import Segment
 from h3kv.telemetry import names
 
 REASON: Final = "measured"
-KEY_BYTES: Final = 32
 MB: Final = 1e6
 SETTLE_NS: Final = 60 * NS_PER_S
 """For moves to end between two rounds."""

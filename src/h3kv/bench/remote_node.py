@@ -95,7 +95,9 @@ class RemoteNode:
 
 
 class _Opener:
-    """Opens tiers over a link that the stack closes after them."""
+    """Opens tiers over a link that lasts as long as its process: views of its regions may be left. The stack closes the
+    channel of its calls.
+    """
 
     def __init__(self, address: UnixAddress, caps: TokenCaps, closing: contextlib.ExitStack) -> None:
         self._address = address

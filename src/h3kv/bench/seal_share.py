@@ -21,6 +21,7 @@ from h3kv.bench.results import Results
 from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import TieredSetting, TokenCaps, load_reaching
 from h3kv.core.errors import ConfigError
+from h3kv.core.limits import SEGMENT_TOKENS_MAX
 from h3kv.core.types import DType, Encoding
 from h3kv.core.units import NS_PER_MS
 from h3kv.engine.events import Event, TokenGenerated
@@ -28,7 +29,6 @@ from h3kv.engine.request import Request, SamplingParameters
 
 AROUND: Final = 32
 """Steps before and after one that seals, which say what it would have taken."""
-SEGMENT_TOKENS: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Work:
 
 def _measured(work: _Work) -> dict[str, float]:
     sizes = work.sizes
-    answer_tokens = sizes.segments * SEGMENT_TOKENS + 2 * AROUND
+    answer_tokens = sizes.segments * SEGMENT_TOKENS_MAX + 2 * AROUND
     loaded = load_reaching(work.model, dtype=DType.BF16, context_tokens=sizes.prompt_tokens + answer_tokens)
     prompt = take_tokens(loaded, work.named, sizes.prompt_tokens)
     with RemoteNode.open(loaded, sizes.caps, place=work.place, encoding=Encoding.K8V4) as remote:
@@ -95,7 +95,7 @@ def _measured(work: _Work) -> dict[str, float]:
     return {
         "services.seal_ms": seal_ns / NS_PER_MS,
         # So much is added once in a segment's tokens.
-        "services.seal_overhead": seal_ns / (SEGMENT_TOKENS * plain_ns),
+        "services.seal_overhead": seal_ns / (SEGMENT_TOKENS_MAX * plain_ns),
         "services.seal_waits": waits,
     }
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from h3kv.attention.crew import CrewHub
 from h3kv.attention.offload import OffloadStatistics, SpreadAttention
 from h3kv.bench.measure import Rounds
 from h3kv.bench.results import Results
+from h3kv.bench.service_process import service_process
 from h3kv.bench.texts import NamedText, take_tokens
 from h3kv.bench.tiered import TieredSetting, TokenCaps, kv_bytes, kv_layout, label, load_reaching, open_tiered
 from h3kv.core.errors import PeerUnavailableError
@@ -41,8 +40,7 @@ from h3kv.memory.region_hub import RegionHub
 from h3kv.memory.work_area import PURPOSE, WorkArea, WorkGeometry
 from h3kv.models.loader import LoadedModel
 from h3kv.node import Node
-from h3kv.supervisor.launch import tied
-from h3kv.supervisor.node_plan import find_services
+from h3kv.rpc.addresses import UnixAddress
 from h3kv.tiers.device import DeviceStoreConfig
 from h3kv.tiers.host import HostStoreConfig, RegionStore
 
@@ -215,21 +213,9 @@ def _served(hub: RegionHub, crew: CrewHub) -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def _helper(folder: Path, joined: threading.Event) -> Iterator[None]:
     """One process of `services.ann_offload`, from when it helps."""
-    root = find_services()
-    settings = {
-        "ADDRESS": f"unix://{folder / 'ann_offload.sock'}",
-        "REGIONS": str(folder / "regions.sock"),
-        "CREW": str(folder / "crew.sock"),
-        "METRICS__PORT": "0",
-        "LOGS__LEVEL": "warning",
-    }
-    environment = os.environ | {f"H3_ANN_OFFLOAD_{name}": value for name, value in settings.items()}
-    command = tied([sys.executable, "-m", "services.ann_offload"])
-    with subprocess.Popen(command, env=environment, cwd=root) as process:
-        try:
-            if not joined.wait(HELPER_START_NS / NS_PER_S):
-                message = "services.ann_offload did not begin to help: run it by hand to see why"
-                raise PeerUnavailableError(message, peer="ann_offload")
-            yield
-        finally:
-            process.terminate()
+    settings = {"REGIONS": str(folder / "regions.sock"), "CREW": str(folder / "crew.sock")}
+    with service_process("ann_offload", UnixAddress(folder / "ann_offload.sock"), settings):
+        if not joined.wait(HELPER_START_NS / NS_PER_S):
+            message = "services.ann_offload did not begin to help: run it by hand to see why"
+            raise PeerUnavailableError(message, peer="ann_offload")
+        yield

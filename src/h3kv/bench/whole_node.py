@@ -113,14 +113,20 @@ def _free_port() -> int:
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end_ns = time.monotonic_ns() + START_NS
     while process.poll() is None and time.monotonic_ns() < end_ns:
-        with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as asked:
-            asked.request("GET", "/health")
-            if asked.getresponse().status == HTTPStatus.OK:
-                return
+        if _is_well(port):
+            return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
     message = f"the node does not come up: {log.read_text(errors='replace')[-LOG_TAIL:]}"
     raise PeerUnavailableError(message, peer="h3 up")
+
+
+def _is_well(port: int) -> bool:
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
+        asked.request("GET", "/health")
+        return asked.getresponse().status == HTTPStatus.OK
+    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

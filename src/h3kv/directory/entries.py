@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from h3kv.core.errors import RequestError
+from h3kv.core.hashing import KEY_BYTES
 from h3kv.core.types import BlockKey, SegmentId, Tier
 from h3kv.policy.migration_state import Owner
 
 FORMAT_VERSION: Final = 1
 
-KEY_BYTES: Final = 32
 
 GENERATION_MAX: Final = 2**53 - 1
 """Scripts in Redis know numbers as doubles, which are exact so far."""

@@ -189,7 +189,7 @@ class Placer:
         """Tell the policy what happened, and do what it says, until it says nothing."""
         while self._refused:
             self._table.home.release(self._refused.pop())
-        pending = [*self._take_events(), *events]
+        pending = [*self._take_events(), *events, *self._wanted_again()]
         while pending:
             self._state, plan = policy.step(self._state, [*self._rooms(), *pending], self._clock.now_ns())
             arrivals = []
@@ -202,6 +202,11 @@ class Placer:
                     arrivals += self._copy_in(command)
             self._fetch(arrivals)
             pending = self._take_events()
+
+    def _wanted_again(self) -> list[policy.Event]:
+        """Demotions that were asked for, of what a sequence has begun to read whole since."""
+        asked = (self._table.find(each.segment) for each in self._state.asked.values() if each.target is Tier.NVME)
+        return [policy.MoveNotAsked(segment.id) for segment in asked if segment is not None and segment.is_read_whole]
 
     def _take_events(self) -> list[policy.Event]:
         events, self._events = [*self._table.take_events(), *self._events], []
@@ -376,7 +381,7 @@ class Placer:
         self._table.home.submit(moves)
         self._table.poll()
         segment.home_L, segment.addresses_L = arrival.handles_L, arrival.addresses_L
-        segment.version += 1
+        segment.change_place()
         self._table.note_changed(segment)
         self._events.append(policy.SegmentPlaced(segment.id, Tier.HOST))
         self._count_move(segment, found.reason, source=Tier.NVME, target=self._table.tier, start_ns=found.start_ns)

@@ -69,8 +69,10 @@ class Segment:
     """Its way back into its home."""
     is_copied: bool = False
     """Whether a copy to the cold store is being written from its home slots: they stay until it has ended."""
-    version: int = 0
+    places: int = 0
     """Counts how often its place changed."""
+    version: int = 0
+    """Counts that, and how often an index came or went: what a table of pages is made from."""
     used_ns: int = 0
     """When a sequence used it last, by the table's clock: for one without pins."""
 
@@ -82,7 +84,12 @@ class Segment:
     @property
     def generation(self) -> int:
         """Of its place, from 1: whoever names another one means a place where it is no longer."""
-        return self.version + 1
+        return self.places + 1
+
+    def change_place(self) -> None:
+        """Count that it lies elsewhere now."""
+        self.places += 1
+        self.version += 1
 
     @property
     def tiers(self) -> frozenset[Tier]:

@@ -121,7 +121,7 @@ class SegmentTable:
         return list(changed)
 
     def note_changed(self, segment: Segment) -> None:
-        """A segment has come to lie in another tier."""
+        """What others are told of a segment has changed."""
         if self._changed is not None:
             self._changed[segment.id] = None
 
@@ -256,7 +256,7 @@ class SegmentTable:
             return
         self._forget(segment)
         segment.phase = Phase.LOST
-        segment.version += 1
+        segment.change_place()
         self.release_cold(segment)
         if segment.pins == 0:
             self._remove(segment)
@@ -277,7 +277,7 @@ class SegmentTable:
             self.indexes.keep(segment)
             self.home.release(segment.home_L)
             segment.home_L = segment.addresses_L = None
-            segment.version += 1
+            segment.change_place()
             self.note_changed(segment)
 
     def release_cold(self, segment: Segment) -> None:
@@ -286,7 +286,7 @@ class SegmentTable:
             self.cold.release(segment.cold_L)
             segment.cold_L = None
             self._forget_pages(segment.id)
-            segment.version += 1
+            segment.change_place()
             self.note_changed(segment)
 
     def statistics(self) -> SegmentStatistics:

@@ -7,10 +7,10 @@ from typing import Final
 
 from h3kv.api.common.v1 import statistics_pb2, types_pb2
 from h3kv.core.errors import RequestError
+from h3kv.core.hashing import KEY_BYTES
 from h3kv.core.limits import EXTENT_CLASSES_BLOCKS
 from h3kv.core.types import BlockKey, SlotHandle, StoreStatistics, Tier
 
-KEY_BYTES: Final = 32
 BOOT_TOKEN_BYTES: Final = 16
 COMMANDS_MAX: Final = 1_000
 """In one call."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from h3kv.core.errors import ConfigError
-from h3kv.memory.work_area import WorkGeometry
+from h3kv.memory.work_area import HELPERS_MAX, WorkGeometry
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.supervisor.child import ChildSpec
 from h3kv.supervisor.health import health_of
@@ -33,7 +33,7 @@ STAGES: Final = {
     Service.GATEWAY: 3,
 }
 LOOPBACK: Final = "127.0.0.1"
-OFFLOAD_WORKERS_MAX: Final = 64
+OFFLOAD_WORKERS_MAX: Final = HELPERS_MAX
 PACKAGE: Final = Path(__file__).parents[1]
 
 
@@ -144,9 +144,10 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
         case Service.MIGRATION_CONTROLLER:
             return {**own, **store, "GPU_WORKER": at(Service.GPU_WORKER), "DIRECTORY": options.directory}
         case Service.NVME_IO:
-            # One thread each; whoever sets more for a worker sets this too.
-            threads = max(options.offload_workers, WorkGeometry().helpers)
-            return {**own, **controller, "OFFLOAD_THREADS": str(threads)}
+            # One thread each; whoever sets more for a worker sets this too, and is not overruled.
+            many = options.offload_workers > WorkGeometry().helpers
+            threads = {"OFFLOAD_THREADS": str(options.offload_workers)} if many else {}
+            return {**own, **controller, **threads}
         case Service.ANN_OFFLOAD:
             return {**own, **controller, **crew, "REGIONS": str(options.run_folder / "regions.sock")}
         case Service.GPU_WORKER:

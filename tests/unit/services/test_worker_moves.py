@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from h3kv.core.types import BlockKey, SegmentId, Tier
+from h3kv.core.errors import TierBrokenError
+from h3kv.core.types import BlockKey, SegmentId, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.segment import Segment
@@ -146,6 +147,59 @@ def test_idle_segments_alone_are_evicted_oldest_first_within_the_bound(world: Wo
     assert all(each.tiers == {Tier.NVME} for each in world.segments)
     world.rig.engine.check_integrity()
     assert world.rig.answer(world.prompt)[0] == world.expected
+
+
+def test_what_a_store_does_not_answer_for_stays_and_what_finds_no_room_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiered_rig(tmp_path, host_blocks=96) as rig:
+        cold = rig.segments.cold
+        assert cold is not None
+        reserve = cold.reserve
+
+        def is_away(blocks: Sequence[int]) -> list[SlotHandle]:
+            raise TierBrokenError("it does not answer", tier=Tier.NVME)
+
+        monkeypatch.setattr(cold, "reserve", is_away)
+        expected = rig.answer(prompt_tokens(1, 600))[0]
+        segments = rig.segments.sealed()
+        everything = EvictionBounds(max(each.used_ns for each in segments))
+        assert evict_cold(rig.pool, everything, timeout_ns=LONG_NS) == Evicted(0, 0)
+        assert {each.tiers for each in segments} == {frozenset({Tier.HOST})}
+        tokens, finished = rig.answer(prompt_tokens(1, 600))
+        assert tokens == expected
+        assert finished.statistics.cached_tokens[Tier.HOST] > 0
+        monkeypatch.setattr(cold, "reserve", reserve)
+        taken = cold.reserve([16] * rig.pool.layout.layers * 8)
+        everything = EvictionBounds(max(each.used_ns for each in rig.segments.sealed()))
+        assert evict_cold(rig.pool, everything, timeout_ns=LONG_NS).segments > 0
+        assert rig.segments.sealed() == []
+        cold.release(taken)
+        rig.engine.check_integrity()
+
+
+def test_what_is_wanted_before_it_was_written_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiered_rig(tmp_path, host_blocks=96) as rig:
+        cold = rig.segments.cold
+        assert cold is not None
+        poll = cold.poll
+        monkeypatch.setattr(cold, "poll", list)
+        prompt = prompt_tokens(1, 600)
+        expected = rig.answer(prompt)[0]
+        segments = rig.segments.sealed()
+        assert any(each.is_copied for each in segments)
+        evict_cold(rig.pool, EvictionBounds(max(each.used_ns for each in segments)), timeout_ns=0)
+        assert any(rig.pool.placer.is_asked(each.id) for each in segments)
+        answer = rig.engine.generate(Request(prompt=tuple(prompt), sampling=SamplingParameters(max_new_tokens=16)))
+        next(answer)
+        used = [each for each in segments if each.pins]
+        assert used
+        monkeypatch.setattr(cold, "poll", poll)
+        for _ in answer:
+            rig.pool.placer.settle(LONG_NS)
+            assert all(Tier.HOST in each.tiers for each in used)
+        assert not any(rig.pool.placer.is_asked(each.id) for each in used)
+        assert rig.answer(prompt)[0] == expected
 
 
 def test_without_a_cold_store_documents_lose_their_ends_first() -> None:

@@ -48,6 +48,8 @@ def test_helpers_find_the_crew_where_it_comes_together_and_have_places(tmp_path:
     crew = told["gpu_worker"]["H3_GPU_WORKER_CREW"]
     assert all(told[f"ann_offload-{n}"]["H3_ANN_OFFLOAD_CREW"] == crew for n in range(40))
     assert told["nvme_io"]["H3_NVME_IO_OFFLOAD_THREADS"] == "40"
+    few = plan_node(NodeOptions(run_folder=tmp_path, offload_workers=2), services_folder=tmp_path)
+    assert all("H3_NVME_IO_OFFLOAD_THREADS" not in spec.environment for spec in few), "people may set it"
 
 
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Exchange:
         self._unsent: deque[bytes] = deque()
         self._next_number = 1
         self._posted = 0
-        self._trace = UNTRACED
+        self._trace = self._trace_wanted = UNTRACED
         self.is_degraded = False
         """Whether the store takes no more moves, as its server last said."""
         self.awaited_total = 0
@@ -75,14 +75,16 @@ class Exchange:
 
     def trace(self, context: bytes) -> None:
         """Say which trace what is sent from now on belongs to, as `pack_context` packs it."""
-        if context != self._trace:
-            self._trace = context
-            self.send(records.pack(Kind.TRACE, 0, context))
+        self._trace_wanted = context
 
     def send(self, record: bytes) -> None:
         """Push a record, or keep it until there is room. `flush` wakes the server."""
-        if self.is_open:
-            self._unsent.append(record)
+        if not self.is_open:
+            return
+        if self._trace_wanted != self._trace:
+            self._trace = self._trace_wanted
+            self._unsent.append(records.pack(Kind.TRACE, 0, self._trace))
+        self._unsent.append(record)
 
     def flush(self) -> None:
         """Push what there is room for, and wake the server."""

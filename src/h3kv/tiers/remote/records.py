@@ -93,7 +93,6 @@ FETCH_DTYPE: Final = np.dtype(
     ]
 )
 """Part of a slab, and where it shall lie."""
-KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class RemoteColdStore:
         self._exchange.serve(self._transfers.take, self._units.take)
         self._session: ColdSession | None = None
         self._gone_since_ns: int | None = None
+        self._rests_until_ns = 0
         self._capacity_bytes = session.capacity_bytes
         self._is_closed = False
         self._kept: list[Extent] = []
@@ -102,7 +103,10 @@ class RemoteColdStore:
         return [self._mirror.segments.show(extent, number()) for extent in kept]
 
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
-        """See `BlockStore.reserve`. TierBrokenError also while the server is gone: it may come back."""
+        """See `BlockStore.reserve`. TierBrokenError also while the server is gone: it may come back.
+
+        One that did not answer is not asked again for as long as it was waited for: not every caller may wait anew.
+        """
         self._check_open()
         sizes = [extent_class(size) for size in blocks[:: self._layers]]
         assert [extent_class(size) for size in blocks] == [size for size in sizes for _ in range(self._layers)], (
@@ -111,7 +115,13 @@ class RemoteColdStore:
         if not sizes:
             return []
         self._check_takes_moves()
-        firsts = self._transfers.reserve(sizes, deadline_ns=time.monotonic_ns() + ANSWER_NS)
+        deadline_ns = time.monotonic_ns() + ANSWER_NS
+        try:
+            firsts = self._transfers.reserve(sizes, deadline_ns=deadline_ns)
+        except TierBrokenError:
+            if time.monotonic_ns() >= deadline_ns:
+                self._rests_until_ns = time.monotonic_ns() + ANSWER_NS
+            raise
         return [handle for first in firsts for handle in self._mirror.add(first).handles_L]
 
     def submit(self, moves: Sequence[Move | Fetch]) -> None:
@@ -279,6 +289,10 @@ class RemoteColdStore:
         self._pump()
         if self._session is None:
             raise self._gone()
+        if time.monotonic_ns() < self._rests_until_ns:
+            raise TierBrokenError(
+                "the process that owns the cold store does not answer: it is asked again soon", tier=self.tier
+            )
         if self._exchange.is_degraded:
             raise TierBrokenError(
                 "the server of the cold store cannot write any more: see its log, and start it again", tier=self.tier

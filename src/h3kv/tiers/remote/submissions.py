@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h3kv.core.errors import H3Error, RequestError, SlabBusyError, StaleHandleError
+from h3kv.core.hashing import KEY_BYTES
 from h3kv.core.limits import DIRECT_IO_BYTES, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX
 from h3kv.core.types import BlockKey, Fetch, Move, SegmentLabel, SlabKey, SlotHandle
 from h3kv.tiers.cold import ColdStore
@@ -21,7 +22,7 @@ from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
 from h3kv.tiers.remote import records
 from h3kv.tiers.remote.leased_memory import LeasedMemory, Units
 from h3kv.tiers.remote.ownership import OwnedSegment, Ownership
-from h3kv.tiers.remote.records import FETCH_DTYPE, HANDLE_DTYPE, KEY_BYTES, WRITE_DTYPE, Record
+from h3kv.tiers.remote.records import FETCH_DTYPE, HANDLE_DTYPE, WRITE_DTYPE, Record
 
 LISTS_MAX: Final = 1024
 """Lists of slabs of one client: as many as the layers of some sequences. One more, and all before are forgotten."""

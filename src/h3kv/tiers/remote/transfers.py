@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h3kv.core.errors import H3Error, RequestError, SlabCorruptError, StaleHandleError, TierBrokenError
+from h3kv.core.hashing import KEY_BYTES
 from h3kv.core.types import Completion, Fetch, Move, SlabKey, SlotHandle, Tier
 from h3kv.tiers.cold.extents import Extent, Phase
 from h3kv.tiers.cold.ops import address_of
 from h3kv.tiers.remote import records
 from h3kv.tiers.remote.exchange import Exchange
-from h3kv.tiers.remote.records import FETCH_DTYPE, HANDLE_DTYPE, KEY_BYTES, WRITE_DTYPE, Failure, Kind, Record
+from h3kv.tiers.remote.records import FETCH_DTYPE, HANDLE_DTYPE, WRITE_DTYPE, Failure, Kind, Record
 from h3kv.tiers.remote.session import SharedRanges
 from h3kv.tiers.remote.slab_mirror import SlabMirror
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.faults import node_rig
 from tests.faults.node_rig import End, Node, Prompt, owner_statistics, running, until, worker_is_idle
 
 from h3kv.api.common.v1 import types_pb2
@@ -37,6 +38,13 @@ pytestmark = [
     pytest.mark.timeout(1_200),
     pytest.mark.skipif(not is_test_disk(), reason="needs the virtual test machine: make test-vm VM=FOLDER"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs start slowly on an emulated processor."""
+    monkeypatch.setattr(node_rig, "WAIT_S", 900.0)
+    monkeypatch.setattr(node_rig, "ANSWER_S", 300.0)
 
 
 @pytest.fixture

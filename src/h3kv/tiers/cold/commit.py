@@ -26,7 +26,7 @@ from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS
 from h3kv.tiers.cold.budget import WriteBudget
 from h3kv.tiers.cold.codec import Codec
-from h3kv.tiers.cold.data_writes import DataWrites, DropJob, WrapJob
+from h3kv.tiers.cold.data_writes import WRAPPED_BYTES, DataWrites, WrapJob
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
 from h3kv.tiers.cold.header import ExtentHeader, pack_header
@@ -45,9 +45,6 @@ _STEP_NS: Final = 100 * NS_PER_MS
 
 BATCH_BYTES_MAX: Final = 256 << 20
 """Of data in one batch, unless one segment is larger: completions do not wait for all of a long queue."""
-
-WRAPPED_BATCH_BYTES_MAX: Final = 128 << 20
-"""The same where segments are wrapped: their copies take as much memory while a batch runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class Commits:
         self._room = room
         self._writes = writes
         self._codec = codec
-        self._batch_bytes_max = BATCH_BYTES_MAX if codec is None else WRAPPED_BATCH_BYTES_MAX
+        self._batch_bytes_max = BATCH_BYTES_MAX if codec is None else WRAPPED_BYTES
         self._geometry = geometry
         self._fingerprint = fingerprint
         self._budget = budget
@@ -275,8 +272,8 @@ class Commits:
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
             spent = self._budget.spend(early_bytes + size + headers_bytes + SECTOR_BYTES)
             yield _Step([*first, *data, spent], data=jobs)
-            if self._codec is not None and jobs:
-                self._codec.start(DropJob([op for job in jobs for op in job.take_memory()]))
+            for job in jobs:
+                job.give_back()
             yield _Step([Op(kind=FLUSH)])
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
         if whole:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import Move
 from h3kv.tiers.cold.codec import Job
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
-from h3kv.tiers.cold.ops import Op, address_of, aligned_memory, array_of
+from h3kv.tiers.cold.ops import Op, address_of, array_of
 from h3kv.tiers.cold.record import SECTOR_BYTES
+from h3kv.tiers.cold.slab_memory import SlabMemory
 from h3kv.tiers.cold.volume import Volume
 from h3kv.tiers.cold.wrap import wrap
 from h3kv.tiers.io import OP_DTYPE, WRITE
+
+WRAPPED_BYTES: Final = 64 << 20
+"""Of data in one batch where segments are wrapped, unless one of them is larger: their copies take as much memory, and
+keep it."""
 
 
 class DataWrites:
@@ -34,6 +42,8 @@ class DataWrites:
         self._first = volume.geometry.area_offset(0) + geometry.slab_offset(0, 0, blocks=1)
         self._area_bytes = volume.geometry.area_bytes
         self._block_bytes = geometry.block_bytes
+        self.memory = SlabMemory(geometry.slab_bytes(SEGMENT_BLOCKS_MAX), kept_bytes=WRAPPED_BYTES)
+        """Of slabs that were wrapped, or were not aligned, until they are written."""
 
     def slab_offset(self, extent: Extent, layer: int) -> int:
         """Where a slab lies in the volume."""
@@ -55,7 +65,7 @@ class DataWrites:
         address = address_of(move.source) if move.source.nbytes else 0
         if address % SECTOR_BYTES == 0 and move.source.nbytes == size:
             return self._op(extent, layer, address=address, size=size, keep=move.source)
-        memory = aligned_memory(size)
+        memory = self.memory.take()
         memory[: move.source.nbytes] = move.source.cast("B")
         return self._op(extent, layer, address=address_of(memory), size=size, keep=memory)
 
@@ -70,7 +80,7 @@ class DataWrites:
         if pieces >= extent.pieces:
             return self._plain(extent, layer, move)
         extent.wrapped_L[layer] = len(packed)
-        memory = aligned_memory(pieces * check_bytes)
+        memory = self.memory.take()
         # Not by a slice of the mapping: that would hold the interpreter meanwhile.
         np.copyto(np.frombuffer(memory, dtype=np.uint8, count=len(packed)), np.frombuffer(packed, dtype=np.uint8))
         return self._op(extent, layer, address=address_of(memory), size=pieces * check_bytes, keep=memory)
@@ -111,21 +121,9 @@ class WrapJob(Job):
         """See `Job.end`."""
         self._done()
 
-    def take_memory(self) -> list[Op]:
-        """What must live until the writes have ended, once."""
-        keep, self._keep = self._keep, []
-        return keep
-
-
-class DropJob(Job):
-    """Gives memory back on a thread of the codec: that costs as much as a copy of it."""
-
-    def __init__(self, memory: list[Op]) -> None:
-        self._memory = memory
-
-    def run(self) -> None:
-        """See `Job.run`."""
-        self._memory.clear()
-
-    def end(self) -> None:
-        """See `Job.end`."""
+    def give_back(self) -> None:
+        """The writes have ended: their memory may be used again. Once."""
+        for op in self._keep:
+            if isinstance(op.keep, mmap.mmap):
+                self._writes.memory.give_back(op.keep)
+        self._keep = []

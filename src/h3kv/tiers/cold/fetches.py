@@ -15,8 +15,9 @@ from h3kv.tiers.cold.codec import Codec, Job
 from h3kv.tiers.cold.data_writes import DataWrites
 from h3kv.tiers.cold.extents import Extent
 from h3kv.tiers.cold.geometry import AreaGeometry
-from h3kv.tiers.cold.ops import Op, Outcome, address_of, aligned_memory
+from h3kv.tiers.cold.ops import Op, Outcome, address_of
 from h3kv.tiers.cold.record import SECTOR_BYTES
+from h3kv.tiers.cold.slab_memory import SlabMemory
 from h3kv.tiers.cold.wrap import unwrap
 from h3kv.tiers.io import CHECKSUM_MISMATCH, ERROR, READ
 
@@ -62,7 +63,9 @@ class Fetches:
         self._started = 0
         self._ended: list[_Pending] = []
         self._to_land: deque[_Pending] = deque()
-        self._landing = _LandingRoom(geometry.slab_bytes(SEGMENT_BLOCKS_MAX))
+        self._landing = SlabMemory(geometry.slab_bytes(SEGMENT_BLOCKS_MAX), kept_bytes=LANDING_BYTES)
+        self._landing_left = max(1, LANDING_BYTES // self._landing.slab_bytes)
+        """Slabs for which there is room to land."""
         self._to_unwrap: list[_Pending] = []
         self.read_bytes = 0
         """In total, by reads that brought what was written."""
@@ -94,7 +97,7 @@ class Fetches:
     def land(self) -> list[Read]:
         """Reads whose bytes land beside their place, as many as there is room for now."""
         reads = []
-        while self._to_land and self._landing.has_room:
+        while self._to_land and self._landing_left:
             pending = self._to_land.popleft()
             try:
                 pending.copy = self._landing.take()
@@ -102,6 +105,7 @@ class Fetches:
                 pending.fault = Outcome(ERROR, "no memory to read it: free memory")
                 self._ended.append(pending)
                 continue
+            self._landing_left -= 1
             reads.append(self._read(pending, address_of(pending.copy)))
         return reads
 
@@ -173,34 +177,9 @@ class Fetches:
     def _end_landed(self, pending: _Pending) -> None:
         if pending.copy is not None:
             self._landing.give_back(pending.copy)
+            self._landing_left += 1
             pending.copy = None
         self._ended.append(pending)
-
-
-class _LandingRoom:
-    """Memory for so many slabs, one at least, which is kept: the first touch of a page costs as much as reading it."""
-
-    def __init__(self, slab_bytes: int) -> None:
-        self._slab_bytes = slab_bytes
-        self._unmade = max(1, LANDING_BYTES // slab_bytes)
-        self._free: list[mmap.mmap] = []
-
-    @property
-    def has_room(self) -> bool:
-        """Whether not all of it is in use."""
-        return bool(self._free or self._unmade)
-
-    def take(self) -> mmap.mmap:
-        """Room for one slab, aligned. Raises MemoryError or OSError."""
-        if self._free:
-            return self._free.pop()
-        memory = aligned_memory(self._slab_bytes)
-        self._unmade -= 1
-        return memory
-
-    def give_back(self, memory: mmap.mmap) -> None:
-        """Nobody reads or writes it any more."""
-        self._free.append(memory)
 
 
 class _UnwrapJob(Job):

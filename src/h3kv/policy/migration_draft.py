@@ -149,7 +149,7 @@ class Draft:
         self.balances[planned.direction] -= planned.moved_bytes
         self.commands[planned.id] = planned
         self._coming[planned.target] += planned.moved_bytes
-        self.put(ref, replace(segment, command=planned.id))
+        self.put(ref, segment._replace(command=planned.id))
         self.plan.append(planned)
         return planned
 

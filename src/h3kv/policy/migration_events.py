@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from h3kv.core.types import Tier
 from h3kv.policy.migration_draft import Draft
 from h3kv.policy.migration_heat import add_use, first_heat, prolong_use
@@ -54,7 +52,7 @@ def expire(draft: Draft) -> None:
         _take_off(draft, command)
         draft.lose_claims(command.id)
         segment = draft.segments[command.ref]
-        draft.put(command.ref, replace(segment, moved=command.direction, moved_ns=draft.now_ns))
+        draft.put(command.ref, segment._replace(moved=command.direction, moved_ns=draft.now_ns))
     for ref in [ref for ref, claim in draft.claims.items() if claim.deadline_ns <= draft.now_ns]:
         draft.hold(HoldReason.EXPIRED)
         del draft.claims[ref]
@@ -102,8 +100,7 @@ def _report(draft: Draft, event: SegmentReported) -> None:
             heat=first_heat(draft.now_ns, draft.config.heat_half_life_ns),
             touched_ns=draft.now_ns,
         )
-    changed = replace(
-        known,
+    changed = known._replace(
         generation=event.generation,
         size_bytes=event.size_bytes,
         tiers=event.tiers,
@@ -112,7 +109,7 @@ def _report(draft: Draft, event: SegmentReported) -> None:
     moved = _moved(draft, known.tiers, event.tiers)
     if moved is not None:
         # The data plane moves segments by itself too: what it did is not undone at once.
-        changed = replace(changed, moved=moved, moved_ns=draft.now_ns)
+        changed = changed._replace(moved=moved, moved_ns=draft.now_ns)
     draft.put(ref, changed)
 
 
@@ -141,8 +138,7 @@ def _touch_all(draft: Draft, owner: Owner, tick: int, touches: tuple[Touch, ...]
             is_next = known.touched_tick == tick - 1
             draft.put(
                 ref,
-                replace(
-                    known,
+                known._replace(
                     heat=_warmed(draft, known),
                     touched_ns=draft.now_ns,
                     touched_tick=tick,
@@ -171,19 +167,19 @@ def _end_move(draft: Draft, event: MoveEnded) -> None:
             draft.change_free(command.target, -command.size_bytes)
         if command.source in before.tiers and command.source not in event.tiers:
             draft.change_free(command.source, command.size_bytes)
-        after = replace(before, moved=command.direction, moved_ns=draft.now_ns)
+        after = before._replace(moved=command.direction, moved_ns=draft.now_ns)
         _make_room(draft, command)
     else:
         draft.hold(HoldReason.FAILED)
-        after = replace(before, rests_until_ns=draft.now_ns + draft.config.hysteresis_ns)
+        after = before._replace(rests_until_ns=draft.now_ns + draft.config.hysteresis_ns)
         draft.lose_claims(command.id)
-    draft.put(command.ref, replace(after, generation=event.generation, tiers=event.tiers))
+    draft.put(command.ref, after._replace(generation=event.generation, tiers=event.tiers))
 
 
 def _take_off(draft: Draft, command: Command) -> TrackedSegment:
     """A command is under way no longer. Returns its segment."""
     draft.take_off(command.id)
-    segment = replace(draft.segments[command.ref], command=None)
+    segment = draft.segments[command.ref]._replace(command=None)
     draft.put(command.ref, segment)
     return segment
 

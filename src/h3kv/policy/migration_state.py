@@ -232,9 +232,8 @@ class OwnerState:
     """Newest tick of its touches."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedSegment:
-    """One segment as the rules know it."""
+class TrackedSegment(NamedTuple):
+    """One segment as the rules know it: a tuple, as each report replaces scores of them, and its answer is waited for."""
 
     generation: int
     size_bytes: int

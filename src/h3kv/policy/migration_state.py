@@ -233,7 +233,7 @@ class OwnerState:
 
 
 class TrackedSegment(NamedTuple):
-    """One segment as the rules know it: a tuple, as each report replaces scores of them, and its answer is waited for."""
+    """One segment as the rules know it: a tuple, as reports replace scores of them while an answer is waited for."""
 
     generation: int
     size_bytes: int

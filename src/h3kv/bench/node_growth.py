@@ -49,7 +49,7 @@ class NodePlace:
 
 
 def measure(results: Results, place: NodePlace, setting: TieredSetting, *, sizes: Sizes) -> None:
-    """Put `services.rss_growth`, a fraction, `services.fd_growth` and `services.region_growth`, differences.
+    """Put `services.rss_mib`, `services.rss_growth`, a fraction, and the differences `services.{fd,region}_growth`.
 
     Args:
         results: where they go.

@@ -31,7 +31,7 @@ class Part(enum.StrEnum):
     MIGRATION = "migration"
     """`services.itl_*`, `services.migration_mb_s.*`"""
     GROWTH = "growth"
-    """`services.{rss,fd,region}_growth`"""
+    """`services.rss_mib`, `services.{rss,fd,region}_growth`"""
 
 
 @dataclass(frozen=True, slots=True)

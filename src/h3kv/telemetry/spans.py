@@ -96,7 +96,7 @@ ATTRIBUTES: Final = {
     SIZE_BYTES: "Bytes read, or moved.",
     SLABS: "Slabs read or moved.",
     PAGES: "Pages read.",
-    UNITS: "Units of attention computed.",
+    UNITS: "Units of attention, or of index search, computed.",
     SEGMENT: "Number of a segment in the process that owns it.",
     GENERATION: "Generation of that segment.",
     COMMANDS: "Commands sent.",

@@ -77,7 +77,7 @@ class CommandWatch:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Give the stream up. What was not told is void. A call that is under way may still take its time, 5 s at most."""
+        """Give the stream up. What was not told is void. A call under way may take 5 s more."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()

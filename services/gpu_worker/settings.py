@@ -42,7 +42,7 @@ class Settings(ServingSettings):
     nvme_io: AddressText | None = None
     """Where nvme_io serves, with `tiers` = `services`: a unix socket, beside which it passes on its regions."""
     offload: Literal["on", "off"] = "on"
-    """Whether processes of `ann_offload` may take a part of attention and of index search, with `tiers` = `services`."""
+    """Whether processes of `ann_offload` may take parts of attention and index search, with `tiers` = `services`."""
     crew: PathOrNone = None
     """Socket where they come. Nothing: `crew.sock` beside the unix socket of `address`, or else of `nvme_io`."""
     controller: AddressText | None = None

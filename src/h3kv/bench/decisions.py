@@ -258,25 +258,33 @@ class Trials:
         self._place(command.segment, command.tiers, command.generation)
 
     def _settle(self) -> None:
-        """Take what else was commanded, and tell where things lie and that HOST has room."""
+        """Take what else was commanded, and tell where things lie and that HOST has room, until nothing more comes."""
         self._pause()
         self._drain()
-        while len(self._host) > self._in_host:
-            self._follow(next(iter(self._host)), COLD)
-        while len(self._host) < self._in_host:
-            self._follow(next(iter(self._cold)), BOTH)
-        self._reporter.report(self._report("room", {}))
-        self._pause()
-        self._drain()
+        is_still = False
+        while not is_still:
+            while len(self._host) > self._in_host:
+                self._follow(next(iter(self._host)), COLD)
+            while len(self._host) < self._in_host:
+                self._follow(next(iter(self._cold)), BOTH)
+            self._reporter.report(self._report("room", {}))
+            # A whole tick, and what is left of this one.
+            self._pause()
+            self._pause()
+            is_still = self._drain() == 0
 
     def _pause(self) -> None:
         """Until the next tick has begun."""
         self._never.wait((TICK_NS - time.monotonic_ns() % TICK_NS) / NS_PER_S)
 
-    def _drain(self) -> None:
+    def _drain(self) -> int:
+        """Carry out what has come. How much that was."""
+        count = 0
         with contextlib.suppress(queue.Empty):
             while True:
                 self._obey(self._arrived.get_nowait())
+                count += 1
+        return count
 
     def _follow(self, number: int, tiers: frozenset[Tier]) -> None:
         """Move a segment by the worker's own rules."""

@@ -8,7 +8,6 @@ carried out in `tick`, before a step, and in `make_room`, when a segment is open
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -344,16 +343,16 @@ class Placer:
         ]
 
     def _fetch(self, fetches: list[Fetch]) -> None:
-        """Start fetches layer by layer: the sequence that waits for them reads them in that order."""
+        """Start fetches, layer by layer: the sequence that waits for them reads them in that order."""
+        if not fetches:
+            return
+        assert self._cold is not None
         ordered = sorted(fetches, key=lambda fetch: fetch.key.layer)
-        for _, group in itertools.groupby(ordered, key=lambda fetch: fetch.key.layer):
-            of_layer = list(group)
-            assert self._cold is not None
-            try:
-                self._cold.submit(of_layer)
-            except H3Error as error:
-                for fetch in of_layer:
-                    self._end_arrival(Completion(fetch, error))
+        try:
+            self._cold.submit(ordered)
+        except H3Error as error:
+            for fetch in ordered:
+                self._end_arrival(Completion(fetch, error))
 
     def _end_arrival(self, completion: Completion) -> None:
         layer, found = completion.move.key.layer, self._arrivals.get(completion.move.key.segment)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import time
+from pathlib import Path
+from typing import Final
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as pb
@@ -31,6 +34,8 @@ from services.nvme_io.relay import Relay
 from services.nvme_io.servicer import NvmeIoServicer
 from services.nvme_io.settings import Settings
 
+AUTOGROUP: Final = Path("/proc/self/autogroup")
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +50,7 @@ def serve() -> None:
 
 
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
+    _stand_back(settings.nice)
     identity = ProcessName(settings.instance, secrets.token_bytes(BOOT_TOKEN_BYTES))
     server = RpcServer(settings.server())
     regions = NodeRegions(
@@ -83,6 +89,16 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
     loop.run(lambda: stop.came)
     server.announce(is_serving=False)
+
+
+def _stand_back(nice: int) -> None:
+    """Let others go first, for this thread and those that it begins: moves take no core from a step of decode."""
+    # Less than what whoever started this process chose takes a privilege, and is not wanted.
+    os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+    # Where the kernel shares cores between sessions, it goes by this number instead. Only a session of our own is ours.
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            AUTOGROUP.write_text(str(nice))
 
 
 def _report(loop: NodeLoop, observer: Observer) -> Report:

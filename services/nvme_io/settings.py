@@ -50,6 +50,8 @@ class Settings(ServingSettings):
     """Where the controller serves, to which measurements are reported. Nothing: nobody is told."""
     adopt_seconds: float = Field(default=5.0, ge=0.0, le=600.0)
     """How long holders of a forerunner's regions may take to offer them."""
+    nice: int = Field(default=15, ge=0, le=19)
+    """How far this process stands back from others that want its cores. Who waits for a read sleeps meanwhile."""
     drain_seconds: float = Field(default=1.0, ge=0.0, le=3600.0)
     """How long calls that run may go on after the process was told to end."""
 

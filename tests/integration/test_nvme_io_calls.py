@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -119,6 +120,13 @@ def test_what_was_kept_belongs_to_one_client_and_goes_when_it_is_nobodys(tmp_pat
             assert used == {types_pb2.TIER_HOST: 0, types_pb2.TIER_NVME: 0}
         assert server.end() == 0
         assert "Traceback" not in server.log
+
+
+def test_it_stands_back_from_those_who_compute(tmp_path: Path) -> None:
+    with nvme_io(tmp_path, **settings_for(), NICE="7") as server:
+        threads = [int(each.name) for each in Path(f"/proc/{server.process.pid}/task").iterdir()]
+        assert os.getpriority(os.PRIO_PROCESS, server.process.pid) == 7
+        assert 7 in {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads if thread != server.process.pid}
 
 
 def test_every_metric_of_the_store_is_on_its_page(tmp_path: Path) -> None:

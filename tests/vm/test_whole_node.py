@@ -89,6 +89,7 @@ def test_answers_outlive_deaths_and_a_new_start_on_contiguous_memory_and_disk(di
             assert answers(node, PROMPTS) == first
             check_owner(node)
         until(lambda: worker_is_idle(node), "no request and no pin")
+    (tmp_path / "up").unlink()
     before = sectors_read()
     with running(tmp_path, SETTINGS) as node:
         assert answers(node, PROMPTS) == first

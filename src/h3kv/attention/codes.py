@@ -52,7 +52,8 @@ class CodedRows:
     codes_XD: Tensor
     """uint8."""
     scale_X: Tensor
-    """fp16; NaN, like the offset, where a row is not all finite."""
+    """fp16; NaN, like the offset, where a row is not all finite, or has a number below -65,504, or a
+    step above that."""
     offset_X: Tensor
     residues_XD: Tensor | None = None
     """uint8: what codes leave out, in sixteenths of a step; None where that is not kept."""

@@ -210,8 +210,10 @@ class PagedCache:
             # Of all attention, what is in the tokens that were read.
             whole = self._attend_rows(layer, query, indexed=None, dtype=torch.float32)
             share_QH = (retrieved.read_lse_QH - whole.lse_TH.cpu()).exp().clamp(max=1.0)
-            self.meter.add_recall(share_QH)
-            self._recall_sample.record(layer, float(share_QH.mean()))
+            # What attends to numbers that are none has no share, and would leave no mean of the others'.
+            if bool(share_QH.isfinite().all()):
+                self.meter.add_recall(share_QH)
+                self._recall_sample.record(layer, float(share_QH.mean()))
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
     def append(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:

@@ -217,7 +217,8 @@ class PageCache:
         self._takes += 1
         self._end_gap()
         deadline_ns = self._clock.now_ns() + self._wait_ns
-        taking = self._make_room(lambda: self._slots.take_pages(layer, wanted_N, pins), deadline_ns, len(wanted_N))
+        key, units = SlabKey(SegmentId(int(wanted_N["segment"][0])), layer), len(wanted_N)
+        taking = self._make_room(lambda: self._slots.take_pages(layer, wanted_N, pins), deadline_ns, key, units=units)
         slots_N, loading = pins.slots_N, taking.loading
         self._waits.add(0, len(slots_N) - loading)
         self._start(layer, taking.reads)
@@ -228,8 +229,10 @@ class PageCache:
             return
         important_N = slots_N[wanted_N["reserved"] == 0]
         deadline_ns = min(deadline_ns, self._clock.now_ns() + patience_ns)
-        loading = self._slots.loading(important_N)
-        self._wait_for(important_N, deadline_ns, loading=loading, missing=taking.missing)
+        # For these alone, one by one: others come meanwhile, and say nothing of the pace.
+        self._own_reads, awaited = 1, self._slots.loading(important_N)
+        self._waits.add(0, loading - awaited)
+        self._wait_for(important_N, deadline_ns, loading=awaited, missing=0)
         self._check_damage(slots_N)
 
     def give_back(self, pins: Pins) -> None:
@@ -286,16 +289,20 @@ class PageCache:
             if dealt_with < len(keys_N):
                 return
 
-    def _make_room(self, take: Callable[[], _T | None], deadline_ns: int, units: int) -> _T:
+    def _make_room(self, take: Callable[[], _T | None], deadline_ns: int, key: SlabKey, *, units: int) -> _T:
         """Take units as soon as there is room for those that are missing.
 
         Raises:
             TierFullError: the cache is smaller than what one layer wants.
+            SlabUnavailableError: what is being read does not come, so that no room comes free in time.
         """
         self._poll()
         while (taken := take()) is None:
             check_interrupt()
-            if not self._slots.in_flight or self._clock.now_ns() > deadline_ns:
+            if self._slots.in_flight and self._clock.now_ns() > deadline_ns:
+                message = f"pages do not come within {self._wait_ns / NS_PER_S:.0f} s: they are computed again"
+                raise SlabUnavailableError(message, key=key)
+            if not self._slots.in_flight:
                 raise TierFullError(
                     f"a layer wants {units} pages of {self._unit_bytes} bytes at once, but the page cache has "
                     f"{describe_size(self.capacity_bytes)}: raise host.kv_bytes, or lower the retrieval budget",
@@ -343,7 +350,8 @@ class PageCache:
         if not len(failed_N):
             return
         keys_N, old_N = pins.keys_N[failed_N], slots_N[failed_N]
-        again_N, reads = self._make_room(lambda: self._slots.take(keys_N), deadline_ns, len(keys_N))
+        key = SlabKey(SegmentId(int(keys_N["segment"][0])), layer)
+        again_N, reads = self._make_room(lambda: self._slots.take(keys_N), deadline_ns, key, units=len(keys_N))
         slots_N[failed_N] = again_N
         pins.addresses_N[failed_N] += self._addresses_S[again_N] - self._addresses_S[old_N]
         self._slots.give_back(old_N)

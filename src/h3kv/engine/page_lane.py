@@ -40,7 +40,7 @@ class PageLane:
         self._patience_ns = patience_ns
         self._pins = Pins()
         self._layer = 0
-        # Units used by everybody since the layer before took last, a step ago.
+        # Units used by everybody since this layer took last, a step ago; in the first step since the start.
         self._step_units = self._cache.units
 
     def take(self, layer: int, wanted_N: NDArray[np.void]) -> NDArray[np.uint64]:

@@ -1,7 +1,8 @@
-"""Calibration's own part of `h3_config.yaml`. Whatever else is in the file stays as it is, comments included."""
+"""Calibration's own part of `h3_config.yaml`. Else the file stays as it is, with its comments outside."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,8 @@ def write_settings(file: Path, variant: Variant) -> None:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         fresh = file.with_name(f".{file.name}.new")
         fresh.write_text(merge_settings(text, settings_of(variant), name=str(file)), encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, fresh)
         fresh.replace(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(

@@ -26,7 +26,7 @@ DENSE_LAYERS: Final = (0, 20)
 """Of the embedded model: where retrieval catches least of the attention."""
 
 DEFAULT: Final = retrieval(Encoding.K8V4, 1280, dense_layers=DENSE_LAYERS, shortlist_share=0.5, name="default")
-"""What calibration chose for the embedded model; measured where the settings in force say nothing else."""
+"""For the embedded model, by experiments on the first portion; measured where the settings say nothing else."""
 
 VARIANTS: Final = (
     exact(Encoding.INT8),

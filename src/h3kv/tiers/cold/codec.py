@@ -13,6 +13,9 @@ from h3kv.core.units import NS_PER_S
 class Job(ABC):
     """Work on memory that nobody else touches from `Codec.start` until `end`."""
 
+    failure: Exception | None = None
+    """What `run` raised: the work was not done."""
+
     @abstractmethod
     def run(self) -> None:
         """Do it, on a thread of the codec."""
@@ -85,6 +88,8 @@ class Codec:
                 continue
             try:
                 job.run()
+            except Exception as error:  # noqa: BLE001  (whoever takes the end says what failed; this thread goes on)
+                job.failure = error
             finally:
                 self._ended.put(job)
                 if self._wake is not None:

@@ -35,7 +35,7 @@ from h3kv.tiers.cold.record import SECTOR_BYTES
 from h3kv.tiers.cold.room import Room
 from h3kv.tiers.cold.superblock import AreaEntry
 from h3kv.tiers.cold.volume import Volume
-from h3kv.tiers.io import FLUSH, OK, WRITE, describe
+from h3kv.tiers.io import ERROR, FLUSH, OK, WRITE, describe
 
 _BLANK_BYTES: Final = 1 << 20
 """Of one write of zeros."""
@@ -215,6 +215,8 @@ class Commits:
                 tier=Tier.NVME,
             )
         if step is None:
+            # Memory that the batch had is given back here, however it ended.
+            self._steps.close()
             return False
         data_N = np.concatenate([job.ops_N for job in step.data]) if step.data else None
         batch.open_ops = len(step.ops) + len(step.jobs) + (0 if data_N is None else data_N.size)
@@ -232,8 +234,10 @@ class Commits:
         return True
 
     def _wrap_jobs(self, batch: _Batch) -> list[WrapJob]:
-        def note() -> None:
+        def note(failure: Exception | None) -> None:
             batch.open_ops -= 1
+            if failure is not None and batch.failure is None:
+                batch.failure = Outcome(ERROR, f"a slab could not be made ready ({failure!r})")
 
         return [WrapJob(self._writes, extent, note) for extent in batch.extents if extent.owned_layers]
 
@@ -271,9 +275,11 @@ class Commits:
             size = sum(op.size for op in [*first, *data]) + sum(int(job.ops_N["size"].sum()) for job in jobs)
             headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
             spent = self._budget.spend(early_bytes + size + headers_bytes + SECTOR_BYTES)
-            yield _Step([*first, *data, spent], data=jobs)
-            for job in jobs:
-                job.give_back()
+            try:
+                yield _Step([*first, *data, spent], data=jobs)
+            finally:
+                for job in jobs:
+                    job.give_back()
             yield _Step([Op(kind=FLUSH)])
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
         if whole:

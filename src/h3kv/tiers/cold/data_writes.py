@@ -67,6 +67,7 @@ class DataWrites:
             return self._op(extent, layer, address=address, size=size, keep=move.source)
         memory = self.memory.take()
         memory[: move.source.nbytes] = move.source.cast("B")
+        memory[move.source.nbytes : size] = bytes(size - move.source.nbytes)
         return self._op(extent, layer, address=address_of(memory), size=size, keep=memory)
 
     def _wrapped(self, extent: Extent, layer: int, move: Move) -> Op:
@@ -81,8 +82,11 @@ class DataWrites:
             return self._plain(extent, layer, move)
         extent.wrapped_L[layer] = len(packed)
         memory = self.memory.take()
+        room_N = np.frombuffer(memory, dtype=np.uint8, count=pieces * check_bytes)
         # Not by a slice of the mapping: that would hold the interpreter meanwhile.
-        np.copyto(np.frombuffer(memory, dtype=np.uint8, count=len(packed)), np.frombuffer(packed, dtype=np.uint8))
+        np.copyto(room_N[: len(packed)], np.frombuffer(packed, dtype=np.uint8))
+        # What another slab left there is not written.
+        room_N[len(packed) :] = 0
         return self._op(extent, layer, address=address_of(memory), size=pieces * check_bytes, keep=memory)
 
     def _op(self, extent: Extent, layer: int, *, address: int, size: int, keep: object) -> Op:
@@ -100,7 +104,7 @@ class DataWrites:
 class WrapJob(Job):
     """Wraps the slabs of one extent."""
 
-    def __init__(self, writes: DataWrites, extent: Extent, done: Callable[[], None]) -> None:
+    def __init__(self, writes: DataWrites, extent: Extent, done: Callable[[Exception | None], None]) -> None:
         self._writes = writes
         self._extent = extent
         self._done = done
@@ -119,7 +123,7 @@ class WrapJob(Job):
 
     def end(self) -> None:
         """See `Job.end`."""
-        self._done()
+        self._done(self.failure)
 
     def give_back(self) -> None:
         """The writes have ended: their memory may be used again. Once."""

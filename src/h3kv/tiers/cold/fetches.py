@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import Fetch
 from h3kv.memory.copies import CopyMeter
@@ -42,6 +44,7 @@ class _Pending:
     """Where the bytes land first, if they cannot land in the target."""
     wrapped: int = 0
     """Bytes that stand for the whole slab, or 0: it is stored as it is."""
+    is_unwrapped: bool = False
     fault: Outcome | None = None
 
 
@@ -139,10 +142,13 @@ class Fetches:
         if is_part:
             room[:] = whole[fetch.offset_bytes : fetch.offset_bytes + pending.size]
             self.copies.count(BESIDE_SLOT, pending.size)
+        pending.is_unwrapped = True
 
     def note_unwrapped(self, pending: Sequence[_Pending]) -> None:
         """These were put in their place, or cannot be."""
         for each in pending:
+            if not each.is_unwrapped and each.fault is None:
+                each.fault = Outcome(ERROR, "it could not be unwrapped")
             self._end_landed(each)
 
     def _read(self, pending: _Pending, address: int) -> Read:
@@ -168,7 +174,9 @@ class Fetches:
                 self._to_unwrap.append(pending)
                 return
             if pending.copy is not None:
-                pending.fetch.target.cast("B")[:size] = pending.copy[:size]
+                # Not by a slice of the mapping: that would be a copy more.
+                target_N = np.frombuffer(pending.fetch.target.cast("B"), dtype=np.uint8, count=size)
+                np.copyto(target_N, np.frombuffer(pending.copy, dtype=np.uint8, count=size))
                 self.copies.count(BESIDE_SLOT, size)
         else:
             pending.fault = outcome

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h3kv.core.errors import SlabCorruptError
+from h3kv.core.errors import SlabCorruptError, TierBrokenError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType, Encoding, Fetch, Move, SegmentId, SlabKey
 from h3kv.memory.copies import CopyMeter
@@ -27,9 +27,10 @@ from h3kv.testing.cold_segments import (
     read_segment,
     restore,
     settle,
+    submit_segments,
     write_segments,
 )
-from h3kv.tiers.cold import fetches
+from h3kv.tiers.cold import data_writes, fetches
 from h3kv.tiers.cold.codec import Codec, Job
 from h3kv.tiers.cold.fetches import BESIDE_SLOT
 from h3kv.tiers.cold.unit_reads import UNIT_READ_DTYPE
@@ -242,6 +243,50 @@ def test_codec_ends_each_job_once_and_waits_for_no_others() -> None:
     assert {(job.runs, job.ends) for job in jobs} == {(1, 1)}
     codec.close()
     codec.close()
+
+
+class _Fails(_Count):
+    def run(self) -> None:
+        raise ValueError("not today")
+
+
+def test_job_that_fails_says_so_and_its_thread_goes_on() -> None:
+    codec = Codec(threads=1)
+    jobs = [_Fails(), _Count(), _Fails(), _Count()]
+    for job in jobs:
+        codec.start(job)
+    while codec.in_flight:
+        codec.wait(1_000_000_000)
+    assert [type(job.failure) for job in jobs] == [ValueError, type(None), ValueError, type(None)]
+    assert all(job.ends == 1 for job in jobs)
+    codec.close()
+
+
+def test_nothing_is_kept_of_slabs_that_could_not_be_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> bytes:
+        raise ValueError("not today")
+
+    with contextlib.closing(open_store(tmp_path, wrap="lz4")) as store:
+        kept = write_segments(store, [(1, 4)])[1]
+        monkeypatch.setattr(data_writes, "wrap", fail)
+        submit_segments(store, [(2, 4)])
+        assert all(isinstance(end.error, TierBrokenError) for end in settle(store, LAYOUT.layers))
+        assert store.lookup(SlabKey(SegmentId(2), 0)) is None
+        assert all(error is None for _, error in read_segment(store, SegmentId(1), kept))
+    with contextlib.closing(open_store(tmp_path)) as store:
+        assert sorted(restore(store)) == [1]
+
+
+def test_slab_that_could_not_be_unwrapped_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise ValueError("not today")
+
+    with contextlib.closing(open_store(tmp_path, wrap="lz4")) as store:
+        handles = write_segments(store, [(1, 4)])[1]
+        monkeypatch.setattr(fetches, "unwrap", fail)
+        assert all(isinstance(error, TierBrokenError) for _, error in read_segment(store, SegmentId(1), handles))
+        monkeypatch.undo()
+        assert all(error is None for _, error in read_segment(store, SegmentId(1), handles))
 
 
 @pytest.mark.parametrize(("layout", "is_wrapped"), [(LAYOUT, False), (CODES, False), (LAYOUT, True), (CODES, True)])

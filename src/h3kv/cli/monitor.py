@@ -68,11 +68,9 @@ def _tiers(page: NodePage) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("tier", "used", "of", ""):
         table.add_column(title)
-    used, capacity = page.by_label(names.TIER_USED, "tier"), page.by_label(names.TIER_CAPACITY, "tier")
-    for tier, cap in capacity.items():
-        taken = used.get(tier, 0.0)
-        bar = ProgressBar(total=max(cap, 1.0), completed=taken, width=30)
-        table.add_row(tier, describe_size(round(taken)), describe_size(round(cap)), bar)
+    for tier, (used, capacity) in page.tiers().items():
+        bar = ProgressBar(total=max(capacity, 1), completed=used, width=30)
+        table.add_row(tier, describe_size(used), describe_size(capacity), bar)
     return table
 
 

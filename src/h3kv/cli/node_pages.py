@@ -12,8 +12,14 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from h3kv.supervisor.run_folder import ProcessFacts
+from h3kv.telemetry import names
+from h3kv.telemetry.metric import Service
 
 PATIENCE_S: Final = 1.0
+
+
+OWNERS: Final = {Service.NVME_IO.value}
+"""Of tiers that other processes use too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class Sample:
     name: str
     labels: Mapping[str, str]
     value: float
+    process: str = ""
+    """Whose page it is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,16 @@ class NodePage:
                 sums[each.labels[label]] = sums.get(each.labels[label], 0.0) + each.value
         return sums
 
+    def tiers(self) -> dict[str, tuple[int, int]]:
+        """Bytes used and capacity of each tier, by the word of its owner: others have a part of it, and count that."""
+        found: dict[str, tuple[int, int]] = {}
+        for process in sorted({each.process for each in self.samples}, key=OWNERS.__contains__):
+            own = NodePage(self.is_up, tuple(each for each in self.samples if each.process == process))
+            used = own.by_label(names.TIER_USED, "tier")
+            for tier, capacity in own.by_label(names.TIER_CAPACITY, "tier").items():
+                found[tier] = round(used.get(tier, 0.0)), round(capacity)
+        return found
+
     def mean(self, histogram: str) -> float | None:
         """Mean of all that a histogram saw."""
         count, total = self.value(f"{histogram}_count"), self.value(f"{histogram}_sum")
@@ -63,14 +81,14 @@ def read_node(processes: Iterable[ProcessFacts]) -> NodePage:
     for process in processes:
         text = None if process.metrics_url is None else _read(process.metrics_url)
         is_up[process.name] = text is not None
-        samples += [] if text is None else parse_page(text)
+        samples += [] if text is None else parse_page(text, process=process.name)
     return NodePage(is_up, tuple(samples))
 
 
-def parse_page(text: str) -> list[Sample]:
+def parse_page(text: str, *, process: str = "") -> list[Sample]:
     """The samples of one page."""
     return [
-        Sample(sample.name, sample.labels, sample.value)
+        Sample(sample.name, sample.labels, sample.value, process)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]

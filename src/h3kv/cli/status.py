@@ -39,12 +39,10 @@ def show_status(run_folder: Path, *, as_json: bool) -> None:
 
 def status_facts(processes: list[ProcessFacts], page: NodePage) -> dict[str, object]:
     """What `h3 status --json` prints."""
-    used, capacity = page.by_label(names.TIER_USED, "tier"), page.by_label(names.TIER_CAPACITY, "tier")
     return {
         "processes": {each.name: {"is_up": page.is_up[each.name], "address": each.address} for each in processes},
         "tiers": {
-            tier: {"used_bytes": round(used.get(tier, 0.0)), "capacity_bytes": round(capacity[tier])}
-            for tier in capacity
+            tier: {"used_bytes": used, "capacity_bytes": capacity} for tier, (used, capacity) in page.tiers().items()
         },
         "cold_kv_ratio": page.value(names.COLD_KV_RATIO),
         "ssd_retry_count": page.value(names.SSD_RETRIES) or 0.0,
@@ -74,9 +72,8 @@ def _show(processes: list[ProcessFacts], page: NodePage) -> None:
         table.add_row(each.name, "up" if page.is_up[each.name] else "down", each.address or "")
     console = Console()
     console.print(table)
-    used, capacity = page.by_label(names.TIER_USED, "tier"), page.by_label(names.TIER_CAPACITY, "tier")
-    for tier, cap in capacity.items():
-        console.print(f"{tier}: {describe_size(round(used.get(tier, 0.0)))} of {describe_size(round(cap))}")
+    for tier, (used, capacity) in page.tiers().items():
+        console.print(f"{tier}: {describe_size(used)} of {describe_size(capacity)}")
     ratio = page.value(names.COLD_KV_RATIO)
     console.print(f"cold_kv_ratio: {'none running' if ratio is None else f'{ratio:.2f}'}")
     console.print(f"ssd_retry_count: {page.value(names.SSD_RETRIES) or 0:.0f}")

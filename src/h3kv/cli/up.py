@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Final
 from h3kv.config import Settings
 from h3kv.core.errors import ConfigError
 from h3kv.core.units import NS_PER_S, TokenCount, format_cap, format_size
+from h3kv.supervisor.child import ChildSpec
 from h3kv.supervisor.log_lines import LineSink
 from h3kv.supervisor.node_plan import NodeOptions, facts_of, find_services, plan_node
-from h3kv.supervisor.run_folder import make_folder, remove_facts, write_facts
+from h3kv.supervisor.run_folder import held_folder, make_folder, remove_facts, write_facts
 from h3kv.supervisor.supervisor import Supervisor, SupervisorConfig
 from h3kv.telemetry.metric import Service
 
@@ -77,11 +79,33 @@ def run_node(settings: Settings, request: UpRequest) -> None:
     """Start all processes, keep them running, and end them on Ctrl-C.
 
     Raises:
-        ConfigError: `services` cannot be found, a process refuses its settings, or the folder is open to others.
+        ConfigError: `services` cannot be found, a process refuses its settings, the folder is open to others, or HTTP
+            cannot be served.
+        AddressInUseError: another node runs in the folder.
         PeerUnavailableError: a process does not serve in time.
     """
     specs = plan_node(_options(settings, request), services_folder=find_services())
     make_folder(request.run_folder)
+    with held_folder(request.run_folder):
+        _check_port(request)
+        _run_held(specs, request)
+
+
+def _check_port(request: UpRequest) -> None:
+    """Raise ConfigError where HTTP could not be served, before a model is loaded for it."""
+    try:
+        family = socket.AF_INET6 if ":" in request.http_host else socket.AF_INET
+        with socket.create_server((request.http_host, request.http_port), family=family):
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"nothing can be served at {request.http_host}:{request.http_port} ({error.strerror}): end what serves "
+            "there, or name another with --http-port",
+            field="http_port",
+        ) from error
+
+
+def _run_held(specs: list[ChildSpec], request: UpRequest) -> None:
     sink = LineSink(sys.stderr, width=max(len(spec.name) for spec in specs))
     with EndSignals() as signals:
         supervisor = Supervisor(

@@ -240,20 +240,18 @@ class _Draft:
         return coming
 
     def _give_up(self, missing: int) -> None:
-        """Drop unwritten segments for good, ends of documents first; none of them when too few may go."""
-        if missing <= 0:
-            return
+        """Drop unwritten segments for good, with all that continues them; none where too few may go."""
         victims: list[PlacedSegment] = []
-        kept: dict[SegmentId, None] = {}
+        passed: dict[SegmentId, list[PlacedSegment]] = {}
         for each in self._eviction_order():
-            if missing > 0 and each.segment in self.unwritten and each.segment not in kept:
-                victims.append(each)
-                missing -= each.blocks
+            if missing > 0 and each.segment in self.unwritten:
+                victims += (going := [*_behind(each, passed), each])
+                missing -= sum(one.blocks for one in going if Tier.HOST in one.tiers)
             elif each.parent is not None:
-                kept[each.parent] = None
-        if missing <= 0:
-            for each in victims:
-                self._drop(each, Tier.HOST, "room")
+                passed.setdefault(each.parent, []).append(each)
+        for each in victims if missing <= 0 else ():
+            for tier in sorted(each.tiers):
+                self._drop(self.segments[each.segment], tier, "room")
 
     def plan_nvme_room(self) -> None:
         """Make the room on NVME that is waited for."""
@@ -393,3 +391,9 @@ class _Draft:
             if each.tiers
         ]
         return [self.segments[segment] for segment in order_evictions(candidates)]
+
+
+def _behind(segment: PlacedSegment, children: dict[SegmentId, list[PlacedSegment]]) -> list[PlacedSegment]:
+    """All that continue a segment, each after what continues it; taken out of `children`."""
+    direct = children.pop(segment.segment, [])
+    return [each for child in direct for each in (*_behind(child, children), child)]

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from h3kv.core.errors import ConfigError, PeerUnavailableError
+from h3kv.core.errors import AddressInUseError, ConfigError, PeerUnavailableError
 
 FACTS: Final = "node.json"
+LOCK: Final = "up.lock"
 MODE: Final = 0o700
 
 
@@ -52,6 +56,22 @@ def make_folder(path: Path) -> None:
             f"{path} is open to others, or theirs: `chmod 700` it, or name another with --run-folder",
             field="run_folder",
         )
+
+
+@contextlib.contextmanager
+def held_folder(path: Path) -> Iterator[None]:
+    """Nobody else runs a node in this folder meanwhile.
+
+    Raises:
+        AddressInUseError: someone does.
+    """
+    with (path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"a node runs in {path} already: end it, or name another folder with --run-folder"
+            raise AddressInUseError(message, address=str(path)) from error
+        yield
 
 
 def write_facts(path: Path, processes: list[ProcessFacts]) -> None:

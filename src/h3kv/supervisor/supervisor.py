@@ -135,9 +135,9 @@ class Supervisor:
         end_ns = time.monotonic_ns() + self._config.drain_ns
         for number, stage in enumerate(stages):
             living = [each for each in self._places if each.spec.stage == stage and each.child is not None]
-            # What an earlier stage did not use is there for the later ones.
-            share_ns = (end_ns - time.monotonic_ns()) // (len(stages) - number)
-            self._end(living, time.monotonic_ns() + max(0, share_ns), is_hurried)
+            # The first is where answers run: it has all of the time but a tenth for each stage after it.
+            later_ns = (len(stages) - number - 1) * self._config.drain_ns // 10
+            self._end(living, max(end_ns - later_ns, time.monotonic_ns()), is_hurried)
 
     def check_integrity(self) -> None:
         """Assert that nothing runs. After `close`."""

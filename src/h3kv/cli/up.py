@@ -99,7 +99,7 @@ def _check_port(request: UpRequest) -> None:
             return
     except OSError as error:
         raise ConfigError(
-            f"nothing can be served at {request.http_host}:{request.http_port} ({error.strerror}): end what serves "
+            f"nothing can be served at {request.http_host}:{request.http_port} ({str(error.strerror).partition(' (')[0]}): end what serves "
             "there, or name another with --http-port",
             field="http_port",
         ) from error

@@ -101,8 +101,8 @@ def _check_port(request: UpRequest) -> None:
         # The words of the module that refused it come in brackets behind those of the system.
         reason = str(error.strerror).partition(" (")[0]
         raise ConfigError(
-            f"nothing can be served at {request.http_host}:{request.http_port} ({reason}): end what serves there, or name "
-            "another with --http-port",
+            f"nothing can be served at {request.http_host}:{request.http_port} ({reason}): end what serves "
+            "there, or name another with --http-port",
             field="http_port",
         ) from error
 

@@ -128,3 +128,17 @@ def test_monitor_shows_the_storage_alarm_once_both_its_measures_are_there() -> N
     assert alarm_line(used=0.99, wait_s=1e-5).startswith("near")
     assert alarm_line(used=0.5, wait_s=1e-3).startswith("near")
     assert alarm_line(used=0.99, wait_s=1e-3).startswith("RINGS")
+
+
+def test_a_tier_is_shown_once_by_the_word_of_its_owner() -> None:
+    lines = (
+        '# TYPE h3_tier_used_bytes gauge\nh3_tier_used_bytes{{tier="host"}} {used}\n'
+        '# TYPE h3_tier_capacity_bytes gauge\nh3_tier_capacity_bytes{{tier="host"}} {capacity}\n'
+    )
+    device = '# TYPE h3_tier_capacity_bytes gauge\nh3_tier_capacity_bytes{tier="device"} 7\n'
+    samples = [
+        *parse_page(lines.format(used=5, capacity=50), process="nvme_io"),
+        *parse_page(lines.format(used=3, capacity=40), process="gpu_worker"),
+        *parse_page(device, process="gpu_worker"),
+    ]
+    assert NodePage({}, tuple(samples)).tiers() == {"host": (5, 50), "device": (0, 7)}

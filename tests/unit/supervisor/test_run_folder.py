@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from h3kv.core.errors import ConfigError, PeerUnavailableError
-from h3kv.supervisor.run_folder import FACTS, ProcessFacts, make_folder, read_facts, remove_facts, write_facts
+from h3kv.core.errors import AddressInUseError, ConfigError, PeerUnavailableError
+from h3kv.supervisor.run_folder import (
+    FACTS,
+    ProcessFacts,
+    held_folder,
+    make_folder,
+    read_facts,
+    remove_facts,
+    write_facts,
+)
 
 FACTS_OF_TWO = [
     ProcessFacts("nvme_io", "unix:///x/nvme_io.sock", "http://127.0.0.1:9403/metrics"),
@@ -51,3 +59,10 @@ def test_damaged_facts_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FACTS).write_text(text)
     with pytest.raises(ConfigError, match="damaged"):
         read_facts(tmp_path)
+
+
+def test_a_folder_has_one_node_at_a_time(tmp_path: Path) -> None:
+    with held_folder(tmp_path), pytest.raises(AddressInUseError, match="a node runs in"), held_folder(tmp_path):
+        pass
+    with held_folder(tmp_path):
+        pass

@@ -32,6 +32,8 @@ class Exchange:
         """Whether the store takes no more moves, as its server last said."""
         self.awaited_total = 0
         """Answers that were waited for."""
+        self.heard_total = 0
+        """Records that came: who sends them runs."""
         self.fault: H3Error | None = None
         """Why the server ended this channel."""
 
@@ -105,6 +107,7 @@ class Exchange:
         try:
             while side is not None and self.fault is None and (data := side.incoming.pop()) is not None:
                 record = records.unpack(data)
+                self.heard_total += 1
                 self.is_degraded = bool(record.flags & records.IS_DEGRADED)
                 if not any(take(record) for take in self._takers) and record.number == 0:
                     self._break(records.read_failure(record).error(None))

@@ -70,7 +70,7 @@ class RemoteColdStore:
         self._exchange.serve(self._transfers.take, self._units.take)
         self._session: ColdSession | None = None
         self._gone_since_ns: int | None = None
-        self._rests_until_ns = 0
+        self._rests_until_ns = self._heard_before = 0
         self._capacity_bytes = session.capacity_bytes
         self._is_closed = False
         self._kept: list[Extent] = []
@@ -105,7 +105,7 @@ class RemoteColdStore:
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`. TierBrokenError also while the server is gone: it may come back.
 
-        One that did not answer is not asked again for as long as it was waited for: not every caller may wait anew.
+        One that did not answer is not asked again for as long as it was waited for, or until it says something.
         """
         self._check_open()
         sizes = [extent_class(size) for size in blocks[:: self._layers]]
@@ -121,6 +121,7 @@ class RemoteColdStore:
         except TierBrokenError:
             if time.monotonic_ns() >= deadline_ns:
                 self._rests_until_ns = time.monotonic_ns() + ANSWER_NS
+                self._heard_before = self._exchange.heard_total
             raise
         return [handle for first in firsts for handle in self._mirror.add(first).handles_L]
 
@@ -289,7 +290,7 @@ class RemoteColdStore:
         self._pump()
         if self._session is None:
             raise self._gone()
-        if time.monotonic_ns() < self._rests_until_ns:
+        if self._heard_before == self._exchange.heard_total and time.monotonic_ns() < self._rests_until_ns:
             raise TierBrokenError(
                 "the process that owns the cold store does not answer: it is asked again soon", tier=self.tier
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.integration.region_rig import SECOND, Child, Owner, filled
+from tests.vm.machine import DEVICE, FACTS, SERIAL, in_machine_only, sectors_read
 
 from h3kv.core.errors import StoreFormatError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
@@ -30,29 +31,12 @@ from h3kv.tiers.cold.seam import crc32c
 from h3kv.tiers.host import HostStore, HostStoreConfig
 from h3kv.tiers.io import OK, OP_DTYPE, READ, IoEngine, describe
 
-DEVICE = Path("/dev/nvme0n1")
-FACTS = Path("/sys/block/nvme0n1")
-SERIAL = "h3test"
-"""The virtual disk's. On any other disk nothing here runs."""
-
 LAYOUT = CacheLayout(slab=SlabLayout(page=PageLayout(dtype=DType.BF16, head_dim=64), kv_heads=3), layers=6)
 GEOMETRY = RegionGeometry(block_bytes=64 << 10, blocks=64)
 TOKEN = bytes(range(16))
 
 
-def is_test_disk() -> bool:
-    serial = FACTS / "device/serial"
-    return serial.exists() and serial.read_text().strip() == SERIAL
-
-
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.skipif(not is_test_disk(), reason="needs the virtual test machine: make test-vm VM=FOLDER"),
-]
-
-
-def sectors_read() -> int:
-    return int((FACTS / "stat").read_text().split()[2])
+pytestmark = in_machine_only
 
 
 def open_descriptors() -> int:

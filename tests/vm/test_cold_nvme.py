@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.vm.machine import DEVICE, FACTS, SERIAL, in_machine_only, sectors_read
 
 from h3kv.core.errors import StoreBusyError, StoreError, StoreFormatError
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
@@ -25,25 +26,12 @@ from h3kv.tiers.cold.place import open_place
 from h3kv.tiers.cold.verify import verify_store
 from h3kv.tiers.io import IoEngine
 
-DEVICE = Path("/dev/nvme0n1")
-FACTS = Path("/sys/block/nvme0n1")
-SERIAL = "h3test"
-"""The virtual disk's. On any other disk nothing here runs."""
-
 LAYOUT = CacheLayout(slab=SlabLayout(page=PageLayout(dtype=DType.BF16, head_dim=64), kv_heads=3), layers=6)
 REREAD_PARTITIONS = 0x125F
 """BLKRRPART of linux/fs.h."""
 
 
-def is_test_disk() -> bool:
-    serial = FACTS / "device/serial"
-    return serial.exists() and serial.read_text().strip() == SERIAL
-
-
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.skipif(not is_test_disk(), reason="needs the virtual test machine: make test-vm VM=FOLDER"),
-]
+pytestmark = in_machine_only
 
 
 def engine(files: Sequence[int]) -> IoEngine:
@@ -77,10 +65,6 @@ def reread_partitions(disk: int) -> None:
                 raise
         else:
             return
-
-
-def sectors_read() -> int:
-    return int((FACTS / "stat").read_text().split()[2])
 
 
 def test_disk_is_known_by_its_serial_and_size() -> None:

@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 from tests.faults import node_rig
 from tests.faults.node_rig import End, Node, Prompt, owner_statistics, running, until, worker_is_idle
+from tests.vm.machine import DEVICE, SERIAL, in_machine_only, sectors_read
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.tiers.cold.format import format_store
 from h3kv.tiers.io import IoEngine
 
-DEVICE = Path("/dev/nvme0n1")
-FACTS = Path("/sys/block/nvme0n1")
-SERIAL = "h3test"
-"""The virtual disk's. On any other disk nothing here runs."""
 SETTINGS = {
     "nvme_io": {"STORE": str(DEVICE), "HOST_BYTES": "24MiB", "CAPACITY": "512MiB"},
     "gpu_worker": {"DEVICE": '{"kv_bytes": "4MiB", "window_tokens": 64}'},
@@ -28,16 +25,7 @@ SETTINGS = {
 PROMPTS = [Prompt(f"{word} work and no play makes Jack a dull boy. " * 24, 6) for word in ("All", "Much", "No")]
 
 
-def is_test_disk() -> bool:
-    serial = FACTS / "device/serial"
-    return serial.exists() and serial.read_text().strip() == SERIAL
-
-
-pytestmark = [
-    pytest.mark.vm,
-    pytest.mark.timeout(1_200),
-    pytest.mark.skipif(not is_test_disk(), reason="needs the virtual test machine: make test-vm VM=FOLDER"),
-]
+pytestmark = [*in_machine_only, pytest.mark.timeout(1_200)]
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +42,6 @@ def disk() -> Path:
         raw.write(bytes(1 << 20))
     format_store(DEVICE, lambda files: IoEngine.open(files, depth=32), capacity_bytes=None, area_bytes=None, yes=SERIAL)
     return DEVICE
-
-
-def sectors_read() -> int:
-    return int((FACTS / "stat").read_text().split()[2])
 
 
 def answers(node: Node, prompts: Sequence[Prompt]) -> list[str]:

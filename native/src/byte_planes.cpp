@@ -21,21 +21,13 @@ void join(const Byte* __restrict from, std::size_t elements, Byte* __restrict to
 }  // namespace
 
 void split_planes(const void* source, std::size_t elements, std::size_t bytes, void* target) {
-  const Byte* const from = static_cast<const Byte*>(source);
-  Byte* const to = static_cast<Byte*>(target);
-  if (bytes == 2) return split<2>(from, elements, to);
-  if (bytes == 4) return split<4>(from, elements, to);
-  for (std::size_t element = 0; element < elements; ++element)
-    for (std::size_t byte = 0; byte < bytes; ++byte) to[byte * elements + element] = from[element * bytes + byte];
+  const auto split_all = bytes == 2 ? split<2> : split<4>;
+  split_all(static_cast<const Byte*>(source), elements, static_cast<Byte*>(target));
 }
 
 void join_planes(const void* source, std::size_t elements, std::size_t bytes, void* target) {
-  const Byte* const from = static_cast<const Byte*>(source);
-  Byte* const to = static_cast<Byte*>(target);
-  if (bytes == 2) return join<2>(from, elements, to);
-  if (bytes == 4) return join<4>(from, elements, to);
-  for (std::size_t element = 0; element < elements; ++element)
-    for (std::size_t byte = 0; byte < bytes; ++byte) to[element * bytes + byte] = from[byte * elements + element];
+  const auto join_all = bytes == 2 ? join<2> : join<4>;
+  join_all(static_cast<const Byte*>(source), elements, static_cast<Byte*>(target));
 }
 
 }  // namespace h3

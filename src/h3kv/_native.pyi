@@ -371,7 +371,7 @@ def ring_clear(ring: int, /) -> None:
     """Both positions at 0: before either side is made."""
 
 def lz4_unwrap(source: int, source_size: int, target: int, target_size: int, element: int, /) -> bool:
-    """`lz4_decode.hpp`, then `join_planes` of `byte_planes.hpp` for elements of more than one byte.
+    """`lz4_decode.hpp`, then `join_planes` of `byte_planes.hpp` for elements of two or four bytes.
 
     `target_size` is a multiple of `element`.
     """

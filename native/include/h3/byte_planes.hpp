@@ -1,4 +1,4 @@
-// Elements of some bytes, taken apart so that bytes of equal weight lie side by side, and put together again.
+// Elements of two or four bytes, taken apart so that bytes of equal weight lie side by side, and put together again.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from h3kv.core.errors import Code, ContextLengthError, H3Error, MessageSizeError, RequestError, Retry
+from h3kv.core.error_codes import Code, Retry
+from h3kv.core.errors import ContextLengthError, H3Error, MessageSizeError, RequestError
 
 RETRY_AFTER_S: Final = 1
 """A process that died is back in a second or two, and room comes with every answer that ends."""

@@ -20,7 +20,8 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as gpu
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as gpu_grpc
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as nvme
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as nvme_grpc
-from h3kv.core.errors import H3Error, InternalError, PeerCancelledError, Retry
+from h3kv.core.error_codes import Retry
+from h3kv.core.errors import H3Error, InternalError, PeerCancelledError
 from h3kv.core.types import BlockKey, Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.policy.migration_state import Command, Direction

@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Final, Generic, NoReturn
 
 from h3kv.config import debug_wanted
-from h3kv.core.errors import ConfigError, H3Error, ModelError, Retry, StoreError
+from h3kv.core.error_codes import Retry
+from h3kv.core.errors import ConfigError, H3Error, ModelError, StoreError
 from h3kv.service_settings import SettingsT, describe_settings, read_settings
 from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event

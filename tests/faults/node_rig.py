@@ -27,7 +27,8 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as worker_pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as worker_grpc
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2 as nvme_pb
 from h3kv.api.nvme_io.v1 import nvme_io_service_pb2_grpc as nvme_grpc
-from h3kv.core.errors import Code, H3Error, Retry
+from h3kv.core.error_codes import Code, Retry
+from h3kv.core.errors import H3Error
 from h3kv.core.units import NS_PER_S
 from h3kv.memory.region_format import ADDRESS_BASE, REGIONS_MAX, WINDOW_BYTES
 from h3kv.rpc.addresses import UnixAddress

@@ -2,7 +2,8 @@ import inspect
 import re
 
 from h3kv.core import errors
-from h3kv.core.errors import Code, H3Error, Retry
+from h3kv.core.error_codes import Code, Retry
+from h3kv.core.errors import H3Error
 
 ROW = re.compile(
     r"^ *[├└│─ ]*(?P<name>\w+Error)(?: +(?P<code>[A-Z_]+|code) +(?P<retry>\w+) +(?P<advice>\S.*))?$", re.MULTILINE

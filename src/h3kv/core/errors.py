@@ -6,6 +6,9 @@ H3Error                      code                  retry   what the caller does
 │  ├─ ContextLengthError     INVALID_ARGUMENT      no      shorten the prompt or raise the context length
 │  └─ MessageSizeError       INVALID_ARGUMENT      no      send or ask for less at a time
 ├─ AccessDeniedError         PERMISSION_DENIED     no      present the token, or ask who owns it
+├─ ApiKeyError               UNAUTHENTICATED       no      send the key of a tenant
+├─ QuotaError                RESOURCE_EXHAUSTED    later   wait as long as it says, or ask for a larger quota
+├─ DocumentNotFoundError     NOT_FOUND             no      correct the id, or upload the document again
 ├─ PeerError                 UNKNOWN               no      read the message: another process failed
 │  ├─ PeerUnavailableError   UNAVAILABLE           yes     repeat it once the process that it names runs
 │  ├─ PeerTimeoutError       DEADLINE_EXCEEDED     yes     repeat it, if the call is idempotent
@@ -41,36 +44,10 @@ H3Error                      code                  retry   what the caller does
 
 from __future__ import annotations
 
-import enum
 from typing import ClassVar
 
+from h3kv.core.error_codes import Code, Retry
 from h3kv.core.types import SlabKey, Tier
-
-
-class Code(enum.StrEnum):
-    """Error codes, named as in gRPC."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    NOT_FOUND = "NOT_FOUND"
-    DATA_LOSS = "DATA_LOSS"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    ABORTED = "ABORTED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    UNAVAILABLE = "UNAVAILABLE"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    CANCELLED = "CANCELLED"
-    INTERNAL = "INTERNAL"
-    UNKNOWN = "UNKNOWN"
-
-
-class Retry(enum.StrEnum):
-    """Whether the same call may succeed later."""
-
-    NO = "no"
-    YES = "yes"
-    LATER = "later"
 
 
 class H3Error(Exception):
@@ -121,6 +98,36 @@ class AccessDeniedError(H3Error):
 
     code = Code.PERMISSION_DENIED
     reason = "ACCESS_DENIED"
+
+
+class ApiKeyError(H3Error):
+    """A client of the node showed no key, or none that is known."""
+
+    code = Code.UNAUTHENTICATED
+    reason = "API_KEY"
+
+
+class QuotaError(H3Error):
+    """A tenant has used up what it may have. `retry_after_s` is None where only giving something up helps."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUOTA"
+    retry = Retry.LATER
+
+    def __init__(self, message: str, *, retry_after_s: int | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DocumentNotFoundError(H3Error):
+    """The tenant has no such document."""
+
+    code = Code.NOT_FOUND
+    reason = "DOCUMENT_NOT_FOUND"
+
+    def __init__(self, message: str, *, document: str) -> None:
+        super().__init__(message)
+        self.document = document
 
 
 class PeerError(H3Error):

@@ -29,6 +29,10 @@ class RequestStatistics:
     """From each token to the next, steps of other requests included."""
     recall: float | None = None
     """Share of attention in the tokens that retrieval read, mean of a sample; None where nothing was measured."""
+    attended_fraction: float | None = None
+    """Tokens that the answer's tokens attended to, over those that full attention reads; None without any token."""
+    recomputed_tokens: int = 0
+    """Prompt tokens whose KV was found in the cold store, and computed all the same."""
 
     @property
     def cached_tokens_total(self) -> int:
@@ -49,6 +53,16 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was by the model's scores alone: before temperature, penalties, bias and grammar."""
+
+    logprob: float
+    """Natural logarithm of the chosen token's probability."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens and theirs, best first; of equals the lower number first."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenGenerated:
     """The answer grew by a token. All `text` joined is the answer."""
 
@@ -56,6 +70,8 @@ class TokenGenerated:
     token: int
     text: str
     """What became certain with this token: whole characters, nothing that may begin a stop string."""
+    logprobs: TokenLogprobs | None = None
+    """Where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 from typing import Final, NewType
@@ -16,6 +17,27 @@ SEED_MAX: Final = 2**63 - 1
 
 STOPS_MAX: Final = 16
 """Stop strings of one request: each is searched in every piece of text."""
+
+
+LOGPROBS_MAX: Final = 20
+"""Alternatives that are named for one token."""
+
+
+class GrammarKind(enum.StrEnum):
+    """How a grammar is written."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object: there is no text."""
+    JSON_SCHEMA = "json_schema"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be. The engine says whether it can be compiled."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 def _require(fulfilled: bool, field: str, value: object, rule: str) -> None:
@@ -43,6 +65,13 @@ def _are_tokens(tokens: object) -> bool:
 def _lie_between(tokens: tuple[int, ...], least: int, most: int) -> bool:
     """Whether all are whole numbers in a range: in one pass of C over a long prompt."""
     return set(map(type, tokens)) == {int} and least <= min(tokens) and max(tokens) <= most
+
+
+def _are_biases(biases: object) -> bool:
+    if not isinstance(biases, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in biases):
+        return False
+    are_sound = all(_is_int(token, least=0) and _is_number(bias) and -100 <= bias <= 100 for token, bias in biases)
+    return are_sound and len({token for token, _ in biases}) == len(biases)
 
 
 def _is_number(value: object) -> bool:
@@ -75,6 +104,19 @@ class SamplingParameters:
     """The answer ends with the first of these, which adds no text."""
     ignore_eos: bool = False
     """Go on after the model's own end of text."""
+    presence_penalty: float = 0.0
+    """Taken off the score of a token that the answer has already."""
+    frequency_penalty: float = 0.0
+    """Taken off the score of a token once for each time that the answer has it."""
+    repetition_penalty: float = 1.0
+    """Divides positive scores of tokens that prompt or answer have, and multiplies negative ones."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, each once, with what is added to their scores."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are named beside each token of the answer; None: none, and not its own
+    probability either."""
+    grammar: Grammar | None = None
+    """What the answer must be."""
 
     def __post_init__(self) -> None:
         temperature, top_p, min_p = self.temperature, self.top_p, self.min_p
@@ -92,6 +134,21 @@ class SamplingParameters:
         rule = "must be a tuple of token numbers from 0"
         _require(_are_tokens(self.stop_token_ids), "stop_token_ids", self.stop_token_ids, rule)
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "must be true or false")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_is_number(value) and -2 <= value <= 2, name, value, "must be a number from -2 to 2")
+        repetition = self.repetition_penalty
+        rule = "must be a number above 0, up to 10"
+        _require(_is_number(repetition) and 0 < repetition <= 10, "repetition_penalty", repetition, rule)
+        rule = "must be pairs of a token number and a number from -100 to 100, no token twice"
+        _require(_are_biases(self.logit_bias), "logit_bias", self.logit_bias, rule)
+        rule = f"must be a whole number from 0 to {LOGPROBS_MAX}, or left out"
+        _require(
+            self.logprobs is None or _is_int(self.logprobs, least=0, most=LOGPROBS_MAX), "logprobs", self.logprobs, rule
+        )
+        _require(
+            self.grammar is None or isinstance(self.grammar, Grammar), "grammar", self.grammar, "must be a Grammar"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

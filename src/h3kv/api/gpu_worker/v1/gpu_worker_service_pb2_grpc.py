@@ -73,6 +73,31 @@ class GpuWorkerServiceStub:
                 request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdRequest.SerializeToString,
                 response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdResponse.FromString,
                 _registered_method=True)
+        self.CreateDocument = channel.unary_unary(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/CreateDocument',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentResponse.FromString,
+                _registered_method=True)
+        self.GetDocument = channel.unary_unary(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/GetDocument',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentResponse.FromString,
+                _registered_method=True)
+        self.ListDocuments = channel.unary_unary(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/ListDocuments',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsResponse.FromString,
+                _registered_method=True)
+        self.UpdateDocument = channel.unary_unary(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/UpdateDocument',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentResponse.FromString,
+                _registered_method=True)
+        self.DeleteDocument = channel.unary_unary(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/DeleteDocument',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentResponse.FromString,
+                _registered_method=True)
 
 
 class GpuWorkerServiceServicer:
@@ -89,7 +114,8 @@ class GpuWorkerServiceServicer:
         step, and its room and pins are given back. At the deadline it ends with PEER_TIMEOUT. After an error nothing of
         the sequence is left, and its whole blocks may be reused.
         Errors: REQUEST, CONTEXT_LENGTH, HOST_MEMORY, TIER_FULL (more than ever fits), SLAB_UNAVAILABLE (the caller may try
-        again), PEER_BUSY (the queue is full, retry later), NUMERICS.
+        again), PEER_BUSY (the queue is full, retry later), QUOTA (the tenant's tokens of this minute are used up: retry
+        when it says), DOCUMENT_NOT_FOUND (a document of the prompt is not the tenant's), NUMERICS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +171,48 @@ class GpuWorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateDocument(self, request, context):
+        """Keeps a text under a new id, and begins to read it, so that prompts which name the id find its KV.
+
+        Not idempotent: each call makes a document. It answers before the text is read; GetDocument says how far that is.
+        The record is on disk when this returns. A document whose text was not read to its end is read again after a restart.
+        Errors: REQUEST, CONTEXT_LENGTH, TIER_FULL (more than ever fits), QUOTA (the tenant's bytes of documents are used up).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDocument(self, request, context):
+        """One document of a tenant. Idempotent. Errors: DOCUMENT_NOT_FOUND, also for another tenant's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDocuments(self, request, context):
+        """All documents of a tenant, oldest first. Idempotent. Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateDocument(self, request, context):
+        """Changes how long a document is kept, or whether its KV must stay. Idempotent. Errors: DOCUMENT_NOT_FOUND, TIER_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteDocument(self, request, context):
+        """Forgets a document and erases its KV, in memory and on disk, as soon as no running request reads it.
+
+        Idempotent in its effect; a second call ends with DOCUMENT_NOT_FOUND. Errors: DOCUMENT_NOT_FOUND, also for another
+        tenant's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GpuWorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -182,6 +250,31 @@ def add_GpuWorkerServiceServicer_to_server(servicer, server):
                     servicer.EvictCold,
                     request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdRequest.FromString,
                     response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdResponse.SerializeToString,
+            ),
+            'CreateDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateDocument,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentResponse.SerializeToString,
+            ),
+            'GetDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDocument,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentResponse.SerializeToString,
+            ),
+            'ListDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDocuments,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsResponse.SerializeToString,
+            ),
+            'UpdateDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateDocument,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentResponse.SerializeToString,
+            ),
+            'DeleteDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDocument,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -376,6 +469,141 @@ class GpuWorkerService:
             '/h3kv.api.gpu_worker.v1.GpuWorkerService/EvictCold',
             h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdRequest.SerializeToString,
             h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.EvictColdResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/CreateDocument',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.CreateDocumentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/GetDocument',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GetDocumentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/ListDocuments',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.ListDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/UpdateDocument',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.UpdateDocumentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/DeleteDocument',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.DeleteDocumentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,11 @@ class GpuWorkerServiceStub:
     Promote: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.PromoteRequest, gpu_worker_service_pb2.PromoteResponse]
     Demote: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.DemoteRequest, gpu_worker_service_pb2.DemoteResponse]
     EvictCold: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.EvictColdRequest, gpu_worker_service_pb2.EvictColdResponse]
+    CreateDocument: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.CreateDocumentRequest, gpu_worker_service_pb2.CreateDocumentResponse]
+    GetDocument: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.GetDocumentRequest, gpu_worker_service_pb2.GetDocumentResponse]
+    ListDocuments: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.ListDocumentsRequest, gpu_worker_service_pb2.ListDocumentsResponse]
+    UpdateDocument: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.UpdateDocumentRequest, gpu_worker_service_pb2.UpdateDocumentResponse]
+    DeleteDocument: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.DeleteDocumentRequest, gpu_worker_service_pb2.DeleteDocumentResponse]
 
 class GpuWorkerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -31,5 +36,15 @@ class GpuWorkerServiceServicer(metaclass=abc.ABCMeta):
     def Demote(self, request: gpu_worker_service_pb2.DemoteRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.DemoteResponse: ...
     @abc.abstractmethod
     def EvictCold(self, request: gpu_worker_service_pb2.EvictColdRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.EvictColdResponse: ...
+    @abc.abstractmethod
+    def CreateDocument(self, request: gpu_worker_service_pb2.CreateDocumentRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.CreateDocumentResponse: ...
+    @abc.abstractmethod
+    def GetDocument(self, request: gpu_worker_service_pb2.GetDocumentRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.GetDocumentResponse: ...
+    @abc.abstractmethod
+    def ListDocuments(self, request: gpu_worker_service_pb2.ListDocumentsRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.ListDocumentsResponse: ...
+    @abc.abstractmethod
+    def UpdateDocument(self, request: gpu_worker_service_pb2.UpdateDocumentRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.UpdateDocumentResponse: ...
+    @abc.abstractmethod
+    def DeleteDocument(self, request: gpu_worker_service_pb2.DeleteDocumentRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.DeleteDocumentResponse: ...
 
 def add_GpuWorkerServiceServicer_to_server(servicer: GpuWorkerServiceServicer, server: grpc.Server) -> None: ...

@@ -55,7 +55,7 @@ void merge_row(const AttendArgs& a, const Cut& cut, float* state, int head, int 
 
 std::int64_t attend_state_floats(const AttendArgs& args) { return Cut(args).floats(); }
 
-AttendPlan::AttendPlan(const AttendArgs& args) : args_(args), cut_(args), state_(args.state) {
+AttendPlan::AttendPlan(const AttendArgs& args, PartedRows* rows) : args_(args), cut_(args), state_(args.state) {
   thread_local std::vector<float> scratch;  // the caller's, shared with the pool for this call
   thread_local PartedRows parted_of_caller;
   if (state_ == nullptr) {
@@ -67,8 +67,9 @@ AttendPlan::AttendPlan(const AttendArgs& args) : args_(args), cut_(args), state_
   const int part_last = std::max(part_first_ + 1, (args.page_last + cut_.pages_each - 1) / cut_.pages_each);
   units_ = (part_last - part_first_) * cut_.blocks * args.kv_heads;
   if (has_codes(args) && cut_.rows <= kCodeRowsMax) {
-    parted_of_caller.prepare(args, cut_.rows);
-    parted_ = &parted_of_caller;
+    if (rows == nullptr) rows = &parted_of_caller;
+    rows->prepare(args, cut_.rows);
+    parted_ = rows;
   }
 }
 

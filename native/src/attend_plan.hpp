@@ -76,10 +76,11 @@ struct Unit {
   PageRun run;
 };
 
-// An attention that is under way in this thread, whose scratch it uses: one at a time.
+// An attention that is under way in this thread. Without a state and rows of its own it uses the thread's scratch: one at a
+// time.
 class AttendPlan {
  public:
-  explicit AttendPlan(const AttendArgs& args);
+  explicit AttendPlan(const AttendArgs& args, PartedRows* rows = nullptr);
 
   const AttendArgs& args() const { return args_; }
   const Cut& cut() const { return cut_; }

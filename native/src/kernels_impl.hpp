@@ -363,6 +363,8 @@ inline void put(void* p, DType dtype, std::int64_t i, float value) {
   else static_cast<std::uint16_t*>(p)[i] = dtype == DType::kBf16 ? fp32_to_bf16(value) : fp32_to_fp16(value);
 }
 
+constexpr int kCachedRows = 8;  // output rows whose weights are read again from cache, for the next tile of activations
+
 // Sums of one weight row, bias included.
 template <class E, int T>
 inline void product_row(const LinearArgs& a, const void* x, int x_stride, int row, float* sums) {
@@ -393,7 +395,7 @@ inline void linear_tokens(const LinearArgs& a, const void* x, int x_stride, int 
 }
 
 template <class E>
-void linear_rows(const LinearArgs& a, const void* x, int x_stride, int first, int last) {
+inline void linear_tile(const LinearArgs& a, const void* x, int x_stride, int first, int last) {
   switch (a.tokens) {
     case 1: return linear_tokens<E, 1>(a, x, x_stride, first, last);
     case 2: return linear_tokens<E, 2>(a, x, x_stride, first, last);
@@ -402,7 +404,26 @@ void linear_rows(const LinearArgs& a, const void* x, int x_stride, int first, in
     case 5: return linear_tokens<E, 5>(a, x, x_stride, first, last);
     case 6: return linear_tokens<E, 6>(a, x, x_stride, first, last);
     case 7: return linear_tokens<E, 7>(a, x, x_stride, first, last);
-    default: return linear_tokens<E, 8>(a, x, x_stride, first, last);
+    default: return linear_tokens<E, kLinearTileRows>(a, x, x_stride, first, last);
+  }
+}
+
+// Output rows, few enough for their weights to stay in cache, with one tile of activations after the other. What a token
+// gets does not depend on its tile.
+template <class E>
+void linear_rows(const LinearArgs& a, const void* x, int x_stride, int first, int last) {
+  if (a.tokens <= kLinearTileRows) return linear_tile<E>(a, x, x_stride, first, last);
+  const std::int64_t out_size = a.out_fp32 ? 4 : size_bytes(a.dtype);
+  for (int row = first; row < last; row += kCachedRows) {
+    const int end = row + kCachedRows < last ? row + kCachedRows : last;
+    for (int token = 0; token < a.tokens; token += kLinearTileRows) {
+      const std::int64_t before = static_cast<std::int64_t>(token) * a.out_features;
+      LinearArgs tile = a;
+      tile.tokens = a.tokens - token < kLinearTileRows ? a.tokens - token : kLinearTileRows;
+      tile.out = static_cast<char*>(a.out) + before * out_size;
+      if (a.residual != nullptr) tile.residual = static_cast<const char*>(a.residual) + before * size_bytes(a.dtype);
+      linear_tile<E>(tile, static_cast<const char*>(x) + static_cast<std::int64_t>(token) * x_stride, x_stride, row, end);
+    }
   }
 }
 

@@ -9,10 +9,13 @@
 #include <vector>
 
 #include "h3/attend.hpp"
+#include "h3/attend_batch.hpp"
 #include "h3/dispatch.hpp"
 #include "h3/linear.hpp"
 #include "h3/memory.hpp"
 #include "h3/transform.hpp"
+#include "attend_plan.hpp"
+#include "module_attend.hpp"
 #include "module_io.hpp"
 #include "module_mailbox.hpp"
 #include "module_offload.hpp"
@@ -76,6 +79,12 @@ void append(Address k, Address v, Address pages, std::int64_t pages_stride, std:
               static_cast<h3::DType>(dtype), static_cast<h3::Encoding>(encoding), threads});
 }
 
+void attend_batch(const BatchTuple& tuple) {
+  const h3::BatchArgs args = batch_args(tuple);
+  const nb::gil_scoped_release released;
+  h3::attend_batch(args);
+}
+
 void copy_pages(Address sources, Address targets, int count, std::int64_t page_bytes, int threads) {
   h3::copy_pages(at<std::uint64_t>(sources), at<std::uint64_t>(targets), count, page_bytes, threads);
 }
@@ -106,12 +115,14 @@ NB_MODULE(_native, m) {
   m.attr("HEAD_DIM_MAX") = h3::kHeadDimMax;
   m.attr("LANE_TOKENS") = h3::kLanes;
   m.attr("PANEL_DIMS") = h3::kPanel;
+  m.attr("BLOCK_ROWS") = h3::kBlockRows;
   m.attr("LINEAR_ROWS_MAX") = h3::kLinearRowsMax;
   m.attr("READ_VARIANTS") = h3::kReadVariants;
   m.def("isa_list", &isa_list);
   m.def("isa_current", [] { return std::string(kIsaNames[static_cast<int>(h3::isa_current())]); });
   m.def("isa_select", &isa_select, "name"_a);
   m.def("attend", &attend, Released());
+  m.def("attend_batch", &attend_batch);
   m.def("attend_state_floats", &attend_state_floats);
   m.def("append", &append, Released());
   m.def("copy_pages", &copy_pages, Released());

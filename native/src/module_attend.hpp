@@ -8,6 +8,18 @@
 #include <tuple>
 
 #include "h3/attend.hpp"
+#include "h3/attend_batch.hpp"
+
+// q, k, v, out, rows; count, heads, kv_heads, head_dim; types of tensors, encoding; scale; threads.
+using BatchTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, int, int, int, int,
+                              int, int, float, int>;
+
+inline h3::BatchArgs batch_args(const BatchTuple& tuple) {
+  const auto [q, k, v, out, rows, count, heads, kv_heads, head_dim, dtype, encoding, scale, threads] = tuple;
+  return {reinterpret_cast<const void*>(q), reinterpret_cast<const void*>(k), reinterpret_cast<const void*>(v),
+          reinterpret_cast<void*>(out), reinterpret_cast<const h3::BatchRow*>(rows), count, heads, kv_heads, head_dim,
+          static_cast<h3::DType>(dtype), static_cast<h3::Encoding>(encoding), scale, threads};
+}
 
 // q, out, lse, pages, pages_stride; types of q, out and pages, encoding; tokens, heads, kv_heads, head_dim, page_count,
 // position; scale; threads, page_first, page_last; state.

@@ -48,6 +48,15 @@ class AttendCaller {
     caller_.attend(args, context);
   }
 
+  void attend_batch(const nb::bytes& trace, const BatchTuple& tuple) {
+    char context[h3::kTraceBytes] = {};
+    std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
+    const h3::BatchArgs args = batch_args(tuple);
+    const nb::gil_scoped_release released;
+    if (caller_.helpers() == 0) return h3::attend_batch(args);
+    for (const h3::AttendArgs& call : h3::BatchCalls(args).calls()) caller_.attend(call, context);
+  }
+
   std::vector<std::uint64_t> counts() const { return listed(caller_.counts()); }
   std::vector<std::uint64_t> scan_counts() const { return listed(caller_.scan_counts()); }
 
@@ -125,6 +134,7 @@ void bind_offload(nb::module_& m) {
   nb::class_<AttendCaller>(m, "OffloadCaller")
       .def(nb::init<const JobBoard&, const Mailbox&, MemberTuple, RangeTuple>())
       .def("attend", &AttendCaller::attend)
+      .def("attend_batch", &AttendCaller::attend_batch)
       .def("join", [](AttendCaller& caller, std::uint32_t helper) { caller.caller_.join(helper); }, Released())
       .def("bury", [](AttendCaller& caller, std::uint32_t helper) { caller.caller_.bury(helper); }, Released())
       .def("bury_earlier", [](AttendCaller& caller) { caller.caller_.bury_earlier(); }, Released())

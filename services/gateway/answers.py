@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
-from h3kv.core.errors import H3Error, MessageSizeError, ModelNotFoundError
-from h3kv.core.units import NS_PER_S, describe_size
+from h3kv.core.errors import H3Error
+from h3kv.core.units import NS_PER_S
 from h3kv.rpc.call_context import CallContext
 from h3kv.telemetry import spans
 from h3kv.telemetry.trace_context import parse_traceparent
 from h3kv.telemetry.tracing import Span, Tracer
+from services.gateway.chat import ChatBody
+from services.gateway.choices import Event, generate_choices
 from services.gateway.metrics import call_of
-from services.gateway.openai import AnswerBody, AnswerWriter, ChatBody, CompletionBody
-from services.gateway.problems import ClientGoneError, FieldError, body_error, error_fields
+from services.gateway.openai import CompletionBody
+from services.gateway.problems import error_fields
+from services.gateway.requests import BodyBounds, read_body, unless_gone
 from services.gateway.worker import Worker
+from services.gateway.writers import AnswerWriter, ChoiceWriter, Style
 
-BODY_SECONDS: Final = 30.0
-"""For a body to arrive."""
 END: Final = b"data: [DONE]\n\n"
-
-BodyT = TypeVar("BodyT", bound=AnswerBody)
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,14 @@ class Answerer:
     Args:
         worker: which computes.
         tracer: where a request's trace begins.
-        body_max_bytes: of a request.
+        bounds: of a request's body.
     """
 
     worker: Worker
     tracer: Tracer
-    body_max_bytes: int
+    bounds: BodyBounds
 
-    async def answer(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
+    async def answer(self, request: Request, kind: type[CompletionBody | ChatBody], tenant: pb.Tenant) -> Response:
         """The answer, or its beginning: the status is known once the first event came.
 
         Raises:
@@ -60,27 +57,24 @@ class Answerer:
         async with contextlib.AsyncExitStack() as stack:
             parent, named = parse_traceparent(call.traceparent), {spans.REQUEST_ID: call.request_id}
             span = stack.enter_context(self.tracer.begin(spans.COMPLETE, parent=parent, attributes=named))
-            body = await read_body(request, kind, bytes_max=self.body_max_bytes)
+            body = await read_body(request, kind, self.bounds)
             onward = CallContext(call.request_id, None if span.context is None else span.context.traceparent)
-            writer = await self._writer(body, onward)
-            events = self.worker.generate(body.request(), onward)
+            model = (await self.worker.require_model(body.model, onward)).name
+            prompts = body.requests(tenant)
+            answer = Answer(
+                AnswerWriter(body.kind, call.request_id, model, time.time_ns() // NS_PER_S),
+                _style(body),
+                prompts=len(prompts),
+                choices_per_prompt=body.n,
+                span=span,
+            )
+            events = generate_choices(self.worker, prompts, onward)
             await stack.enter_async_context(contextlib.aclosing(events))
             first = await unless_gone(request, anext(events))
             if body.stream:
-                has_usage = body.stream_options is not None and body.stream_options.include_usage
-                chunks = stream_chunks(_joined(first, events), writer, span, has_usage=has_usage)
+                chunks = answer.stream(_joined(first, events), has_usage=body.has_stream_usage)
                 return EventStream(chunks, stack.pop_all())
-            text, finished = await unless_gone(request, collect(_joined(first, events)))
-            note_usage(span, finished.usage)
-            return JSONResponse(writer.whole(text, finished))
-
-    async def _writer(self, body: CompletionBody | ChatBody, call: CallContext) -> AnswerWriter:
-        model = await self.worker.model(call)
-        if body.model != model.name:
-            raise ModelNotFoundError(
-                f"no model is called {body.model[:100]!r} here: this node serves {model.name!r}", path=body.model[:100]
-            )
-        return AnswerWriter(body.kind, call.request_id, model.name, time.time_ns() // NS_PER_S)
+            return JSONResponse(await unless_gone(request, answer.whole(_joined(first, events))))
 
 
 class EventStream(StreamingResponse):
@@ -97,98 +91,74 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def stream_chunks(
-    events: AsyncIterator[pb.GenerateResponse], writer: AnswerWriter, span: Span, *, has_usage: bool
-) -> AsyncGenerator[bytes]:
-    """Server-sent events of one answer. An error is the last of them: the status has been sent long before.
+class Answer:
+    """One answer that is being written."""
 
-    While the prompt is read, comments keep the connection alive.
-    """
-    for opening in writer.opening():
-        yield encoded(opening)
-    try:
-        async for event in events:
-            match event.WhichOneof("event"):
-                case "progress":
+    def __init__(
+        self, writer: AnswerWriter, style: Style, *, prompts: int, choices_per_prompt: int, span: Span
+    ) -> None:
+        self._writer = writer
+        self._choices = [ChoiceWriter(style, index) for index in range(prompts * choices_per_prompt)]
+        self._choices_per_prompt = choices_per_prompt
+        self._usages: dict[int, pb.Usage] = {}
+        self._span = span
+
+    async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
+        """The answer in one piece. Raises H3Error where a choice of it fails."""
+        tokens: list[list[pb.TokenGenerated]] = [[] for _ in self._choices]
+        ends: dict[int, pb.Finished] = {}
+        async for index, event in events:
+            if event.HasField("token"):
+                tokens[index].append(event.token)
+            elif event.HasField("finished"):
+                ends[index] = event.finished
+                self._usages[index] = event.finished.usage
+        choices = [choice.whole(tokens[index], ends[index]) for index, choice in enumerate(self._choices)]
+        return self._writer.whole(choices, self._take_usages(), choices_per_prompt=self._choices_per_prompt)
+
+    async def stream(self, events: AsyncIterator[Event], *, has_usage: bool) -> AsyncGenerator[bytes]:
+        """Server-sent events. An error is the last of them: the status has been sent long before.
+
+        While a prompt is read, comments keep the connection alive.
+        """
+        for choice in self._choices:
+            for piece in choice.opening():
+                yield encoded(self._writer.chunk(piece))
+        try:
+            async for index, event in events:
+                if event.HasField("progress"):
                     read = event.progress
                     yield f": {read.done_tokens} of {read.prompt_tokens} prompt tokens read\n\n".encode()
-                case "token":
-                    if event.token.text:
-                        yield encoded(writer.chunk(event.token.text))
-                case "finished":
-                    note_usage(span, event.finished.usage)
-                    yield encoded(writer.chunk("", event.finished.reason))
-                    if has_usage:
-                        yield encoded(writer.usage_chunk(event.finished.usage))
-                    yield END
-    except H3Error as error:
-        span.fail(error)
-        yield encoded(error_fields(error))
+                for piece in self._pieces(index, event):
+                    yield encoded(self._writer.chunk(piece))
+            usages = self._take_usages()
+            if has_usage:
+                yield encoded(self._writer.usage_chunk(usages, choices_per_prompt=self._choices_per_prompt))
+            yield END
+        except H3Error as error:
+            self._span.fail(error)
+            yield encoded(error_fields(error))
 
+    def _pieces(self, index: int, event: pb.GenerateResponse) -> list[dict[str, Any]]:
+        """What an event adds to its choice."""
+        match event.WhichOneof("event"):
+            case "token":
+                return self._choices[index].grow(event.token)
+            case "finished":
+                self._usages[index] = event.finished.usage
+                return self._choices[index].end(event.finished)
+            case _:
+                return []
 
-async def collect(events: AsyncIterator[pb.GenerateResponse]) -> tuple[str, pb.Finished]:
-    """The whole text of an answer, and its end."""
-    pieces: list[str] = []
-    async for event in events:
-        if event.HasField("finished"):
-            return "".join(pieces), event.finished
-        pieces.append(event.token.text)
-    raise AssertionError("an answer ends with `finished`, or raises")
-
-
-async def read_body(request: Request, kind: type[BodyT], *, bytes_max: int) -> BodyT:
-    """The body of a request, checked.
-
-    Raises:
-        MessageSizeError: it is too large. No more of it than that was read.
-        RequestError: it is not JSON of this kind, or takes too long to arrive.
-        ClientGoneError: it does not come.
-    """
-    too_large = MessageSizeError(
-        f"the body is larger than {describe_size(bytes_max)}: send less, or raise http.body_max"
-    )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > bytes_max:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > bytes_max:
-                    raise too_large
-    except TimeoutError as error:
-        raise FieldError(f"the body did not arrive within {BODY_SECONDS:g} s: send it at once", param=None) from error
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
-    try:
-        return kind.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise body_error(error) from error
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What some work gives back. It is cancelled when the client goes away before.
-
-    Raises:
-        ClientGoneError: then.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_until_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.wait({task, gone})
-
-
-def note_usage(span: Span, usage: pb.Usage) -> None:
-    """Keep what an answer took."""
-    span.set({spans.PROMPT_TOKENS: usage.prompt_tokens, spans.GENERATED_TOKENS: usage.generated_tokens})
+    def _take_usages(self) -> list[pb.Usage]:
+        usages = [self._usages[index] for index in range(len(self._choices))]
+        self._span.set(
+            {
+                spans.PROMPT_TOKENS: sum(usage.prompt_tokens for usage in usages[:: self._choices_per_prompt]),
+                spans.GENERATED_TOKENS: sum(usage.generated_tokens for usage in usages),
+            }
+        )
+        return usages
 
 
 def encoded(chunk: dict[str, Any]) -> bytes:
@@ -196,14 +166,12 @@ def encoded(chunk: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
-async def _joined(
-    first: pb.GenerateResponse, rest: AsyncIterator[pb.GenerateResponse]
-) -> AsyncIterator[pb.GenerateResponse]:
+def _style(body: CompletionBody | ChatBody) -> Style:
+    tools = body.tool_use() if isinstance(body, ChatBody) else None
+    return Style(body.kind, has_logprobs=body.has_logprobs, tools=tools)
+
+
+async def _joined(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
     yield first
     async for event in rest:
         yield event
-
-
-async def _wait_until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

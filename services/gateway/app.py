@@ -10,16 +10,17 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from h3kv.core.errors import AddressInUseError, ConfigError, H3Error, PeerError
+from h3kv.core.errors import AddressInUseError, ConfigError, H3Error
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.rpc.async_client import AsyncPeerChannel
@@ -30,18 +31,16 @@ from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gateway.answers import Answerer
+from services.gateway.connections import bounded_protocol
+from services.gateway.documents import DocumentDesk
 from services.gateway.metrics import RequestMeter, call_of
-from services.gateway.openai import ChatBody, CompletionBody, model_fields
 from services.gateway.problems import GONE, ClientGoneError, error_response, plain_response
+from services.gateway.requests import BodyBounds
+from services.gateway.routes import ROUTES, Desks, add_routes
 from services.gateway.settings import HttpSettings, Settings
+from services.gateway.tenants import Tenants, read_tenants
+from services.gateway.tokens import TokenCounter
 from services.gateway.worker import Worker
-
-COMPLETIONS: Final = "/v1/completions"
-CHAT: Final = "/v1/chat/completions"
-MODELS: Final = "/v1/models"
-HEALTH: Final = "/health"
-METRICS: Final = "/metrics"
-ROUTES: Final = frozenset({COMPLETIONS, CHAT, MODELS, HEALTH, METRICS})
 
 BACKLOG: Final = 512
 SERVER_ERROR: Final = 500
@@ -64,17 +63,21 @@ def serve() -> None:
 
 
 def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:
-    """The application. It connects to gpu_worker when the server starts it."""
+    """The application. It connects to gpu_worker when the server starts it.
+
+    Raises:
+        ConfigError: the file of tenants cannot be used.
+    """
+    tenants = read_tenants(settings.tenants_file)
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncPeerChannel(settings.worker, credentials=settings.credentials.read()) as channel:
-            app.state.worker = Worker(channel, answer_ns=settings.request_ns)
-            app.state.answerer = Answerer(app.state.worker, telemetry.tracer, settings.http.body_max)
+            app.state.desks = _desks(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
             yield
 
     app = FastAPI(lifespan=life, openapi_url=None)
-    _add_routes(app, telemetry)
+    add_routes(app)
     _add_problems(app)
     return RequestMeter(app, page=telemetry.metrics, routes=ROUTES, requests_max=settings.http.connections_max)
 
@@ -118,8 +121,8 @@ def _check_host(http: HttpSettings) -> None:
         is_local = False
     if not is_local:
         raise ConfigError(
-            f"http.host = {http.host}: other machines could use the node there without a password: name 127.0.0.1, or "
-            "allow it with http.is_remote_allowed",
+            f"http.host = {http.host}: other machines could use the node there, without a password unless tenants_file "
+            "names one: name 127.0.0.1, or allow it with http.is_remote_allowed",
             field="http.host",
         )
 
@@ -127,7 +130,7 @@ def _check_host(http: HttpSettings) -> None:
 async def _serve(settings: Settings, telemetry: ProcessTelemetry, listener: socket.socket) -> None:
     config = uvicorn.Config(
         make_app(settings, telemetry),
-        http="h11",
+        http=bounded_protocol(seconds=settings.http.body_seconds),
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -140,36 +143,6 @@ async def _serve(settings: Settings, telemetry: ProcessTelemetry, listener: sock
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: _shown(listener)})
     # Signals are uvicorn's while it serves, and come to `StopSignal` again afterwards.
     await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _add_routes(app: FastAPI, telemetry: ProcessTelemetry) -> None:
-    began_s = time.time_ns() // NS_PER_S
-
-    @app.post(COMPLETIONS)
-    async def complete(request: Request) -> Response:
-        return await _answerer(request).answer(request, CompletionBody)
-
-    @app.post(CHAT)
-    async def chat(request: Request) -> Response:
-        return await _answerer(request).answer(request, ChatBody)
-
-    @app.get(MODELS)
-    async def models(request: Request) -> Response:
-        found = await _worker(request).model(call_of(request.scope))
-        return JSONResponse({"object": "list", "data": [model_fields(found.name, began_s)]})
-
-    @app.get(HEALTH)
-    async def health(request: Request) -> Response:
-        try:
-            found = await _worker(request).model(call_of(request.scope))
-        except PeerError as error:
-            return error_response(error)
-        return JSONResponse({"status": "serving", "model": found.name})
-
-    @app.get(METRICS)
-    async def metrics(request: Request) -> Response:
-        page, content_type = telemetry.metrics.render(request.headers.get("accept", ""))
-        return Response(page, media_type=content_type)
 
 
 def _add_problems(app: FastAPI) -> None:
@@ -198,16 +171,19 @@ def _add_problems(app: FastAPI) -> None:
         return plain_response(500, f"a mistake of ours ended request {request_id}: the gateway's log says where")
 
 
-def _worker(request: Request) -> Worker:
-    worker = request.app.state.worker
-    assert isinstance(worker, Worker)
-    return worker
-
-
-def _answerer(request: Request) -> Answerer:
-    answerer = request.app.state.answerer
-    assert isinstance(answerer, Answerer)
-    return answerer
+def _desks(settings: Settings, worker: Worker, telemetry: ProcessTelemetry, tenants: Tenants) -> Desks:
+    http = settings.http
+    bounds = BodyBounds(http.body_max, settings.body_ns, "http.body_max")
+    document_bounds = replace(bounds, bytes_max=http.document_max, setting="http.document_max")
+    return Desks(
+        worker=worker,
+        tenants=tenants,
+        answerer=Answerer(worker, telemetry.tracer, bounds),
+        documents=DocumentDesk(worker, document_bounds, change_bounds=bounds),
+        counter=TokenCounter(worker, bounds),
+        metrics=telemetry.metrics,
+        began_s=time.time_ns() // NS_PER_S,
+    )
 
 
 def _shown(listener: socket.socket) -> str:

@@ -20,6 +20,8 @@ from services.gateway.problems import GONE, error_response
 
 CALL: Final = "h3.call"
 """Where the scope of a request holds its `CallContext`."""
+ID: Final = "{id}"
+"""End of a route whose paths end with an id."""
 OTHER: Final = "other"
 """Route of requests for paths that are not served: their number is not bounded."""
 
@@ -32,7 +34,7 @@ class RequestMeter:
     Args:
         app: what answers.
         page: receives counts.
-        routes: paths that are served.
+        routes: paths that are served; `/v1/models/{id}` stands for all that begin like it.
         requests_max: at a time; further ones are refused.
     """
 
@@ -78,8 +80,15 @@ class RequestMeter:
         message = f"{self._requests_max} requests are being answered: send it again later"
         return error_response(PeerBusyError(message, peer="gateway"))
 
+    def _route(self, path: str) -> str:
+        """What requests for a path are counted under."""
+        if path in self._routes:
+            return path
+        begins = (route for route in self._routes if route.endswith(ID) and path.startswith(route.removesuffix(ID)))
+        return next(begins, OTHER)
+
     def _report(self, path: str, status: int, duration_ns: int, call: CallContext) -> None:
-        route = path if path in self._routes else OTHER
+        route = self._route(path)
         self._page.count(names.HTTP_REQUESTS, route=route, status=str(status))
         self._page.observe(names.HTTP_DURATION, duration_ns / NS_PER_S, route=route)
         ended: Attributes = {

@@ -2,14 +2,17 @@
 
 {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": "request"}}
 
-code of the error       status                                        Retry-After
-INVALID_ARGUMENT        400; 413 where something is too large
-NOT_FOUND               404
-RESOURCE_EXHAUSTED      429 where it passes, else 503                 1
-UNAVAILABLE, ABORTED    503                                           1
-CANCELLED               503
-DEADLINE_EXCEEDED       504
-all others              500
+error                        status                                   Retry-After
+INVALID_ARGUMENT             400; 413 where something is too large
+TierFullError                400: more than ever fits
+UNAUTHENTICATED              401, with WWW-Authenticate
+NOT_FOUND                    404
+QuotaError                   429                                      what it says
+RESOURCE_EXHAUSTED           429 where it passes, else 503            1
+UNAVAILABLE, ABORTED         503                                      1
+CANCELLED                    503
+DEADLINE_EXCEEDED            504
+all others                   500
 """
 
 from __future__ import annotations
@@ -20,7 +23,21 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from h3kv.core.error_codes import Code, Retry
-from h3kv.core.errors import ContextLengthError, H3Error, MessageSizeError, RequestError
+from h3kv.core.errors import (
+    ApiKeyError,
+    ContextLengthError,
+    H3Error,
+    MessageSizeError,
+    PeerBusyError,
+    PeerCancelledError,
+    PeerError,
+    PeerTimeoutError,
+    PeerUnavailableError,
+    QuotaError,
+    RequestError,
+    TierFullError,
+)
+from services.gateway.bodies import Body
 
 RETRY_AFTER_S: Final = 1
 """A process that died is back in a second or two, and room comes with every answer that ends."""
@@ -29,6 +46,7 @@ GONE: Final = 499
 
 _STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
     Code.NOT_FOUND: 404,
     Code.UNAVAILABLE: 503,
     Code.ABORTED: 503,
@@ -37,12 +55,19 @@ _STATUS: Final = {
 }
 _TYPES: Final = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
     404: "not_found_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
-_CONTEXT_CODE: Final = "context_length_exceeded"
-"""What clients of OpenAI's API look for."""
+_PEER_MESSAGES: Final[tuple[tuple[type[PeerError], str], ...]] = (
+    (PeerUnavailableError, "the model's process is not there, or went away meanwhile: send the request again"),
+    (PeerTimeoutError, "the time for an answer is over: ask for less, or raise request_seconds of the gateway"),
+    (PeerBusyError, "as many requests are being answered as this node takes: send it again later"),
+    (PeerCancelledError, "the node gave the request up as it ends: send it again when it is back"),
+    (PeerError, "the model's process did not answer as expected: the gateway's log says how"),
+)
+"""What clients read about the processes behind: where they serve, and what their libraries say, is for logs."""
 
 
 class FieldError(RequestError):
@@ -61,6 +86,8 @@ def status_of(error: H3Error) -> int:
     """The status of HTTP."""
     if isinstance(error, MessageSizeError):
         return 413
+    if isinstance(error, TierFullError):
+        return 400
     if error.code is Code.RESOURCE_EXHAUSTED:
         return 429 if error.retry is Retry.LATER else 503
     return _STATUS.get(error.code, 500)
@@ -69,18 +96,24 @@ def status_of(error: H3Error) -> int:
 def error_fields(error: H3Error) -> dict[str, Any]:
     """The object that clients get, also in the middle of a stream."""
     return _fields(
-        str(error),
+        _message_of(error),
         status_of(error),
         param=error.param if isinstance(error, FieldError) else None,
-        code=_CONTEXT_CODE if isinstance(error, ContextLengthError) else error.reason.lower(),
+        code=_code_of(error),
     )
 
 
 def error_response(error: H3Error) -> JSONResponse:
     """An answer that is an error."""
     status = status_of(error)
-    is_transient = status == 429 or error.code in {Code.UNAVAILABLE, Code.ABORTED}
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if is_transient else None
+    headers: dict[str, str] = {}
+    if isinstance(error, QuotaError):
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = str(max(error.retry_after_s, 1))
+    elif status == 429 or error.code in {Code.UNAVAILABLE, Code.ABORTED}:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, ApiKeyError):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_fields(error), status, headers)
 
 
@@ -112,13 +145,34 @@ def body_error(error: ValidationError) -> FieldError:
     )
 
 
+def _message_of(error: H3Error) -> str:
+    if isinstance(error, PeerError):
+        return next(message for kind, message in _PEER_MESSAGES if isinstance(error, kind))
+    # The engine's name of the field.
+    return str(error).replace("max_new_tokens", "max_tokens")
+
+
+def _code_of(error: H3Error) -> str:
+    """What clients of OpenAI's API look for, where it has a word for it."""
+    match error:
+        case ContextLengthError():
+            return "context_length_exceeded"
+        case ApiKeyError():
+            return "invalid_api_key"
+        case QuotaError():
+            return "insufficient_quota" if error.retry_after_s is None else "rate_limit_exceeded"
+        case _:
+            return error.reason.lower()
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     """`messages[0].role`. What pydantic adds for members of unions is left out."""
+    members = {"str", "int", "float", *(kind.__name__ for kind in Body.__subclasses__())}
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in {"str", "int", "float"}:
+        elif part.isidentifier() and part not in members:
             path += f".{part}" if path else part
     return path
 

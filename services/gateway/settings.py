@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from h3kv.config import Count, PathOrNone, Section, Size
 from h3kv.core.units import NS_PER_S
+from h3kv.rpc.options import MESSAGE_BYTES_MAX
 from h3kv.service_settings import AddressText, CredentialSettings, InstanceName, ProcessSettings
 
 
@@ -20,11 +21,16 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=0, le=0xFFFF)] = 8000
     """0: any that is free; the log says which."""
     is_remote_allowed: bool = False
-    """Whether the host may be one that other machines reach: there is no password."""
+    """Whether the host may be one that other machines reach. Without `tenants_file`, all of them may use the node."""
     socket: PathOrNone = None
     """A unix socket in place of host and port, for its owner alone."""
-    body_max: Annotated[Size, Field(ge=1024, le=8 << 20)] = 4 << 20
+    body_max: Annotated[Size, Field(ge=1024, le=MESSAGE_BYTES_MAX)] = 4 << 20
     """Largest body of a request. A million tokens of text fit."""
+    document_max: Annotated[Size, Field(ge=1024, le=MESSAGE_BYTES_MAX)] = 7 << 20
+    """Largest body with a document. One message carries its text on to `gpu_worker`."""
+    body_seconds: float = Field(default=30.0, gt=0.0, le=3600.0)
+    """For the head of a request to arrive, for its body, and for a client to read on when nothing more fits the
+    connection. Slower ones are given up."""
     connections_max: Count = Field(default=256, ge=1)
     """Requests at a time; further ones get status 429."""
 
@@ -39,6 +45,9 @@ class Settings(ProcessSettings):
     worker: AddressText
     """Where gpu_worker serves: `unix:///run/h3/gpu_worker.sock`, or a port, which needs credentials."""
     credentials: CredentialSettings = CredentialSettings()
+    tenants_file: PathOrNone = None
+    """YAML with tenants, hashes of their API keys and their quotas, read at start. Nothing: no key is needed, and all
+    clients are one tenant."""
     request_seconds: float = Field(default=3600.0, gt=0.0, le=86_400.0)
     """How long an answer may take, from its request to its last token."""
     drain_seconds: float = Field(default=20.0, ge=0.0, le=3600.0)
@@ -48,3 +57,8 @@ class Settings(ProcessSettings):
     def request_ns(self) -> int:
         """How long an answer may take."""
         return round(self.request_seconds * NS_PER_S)
+
+    @property
+    def body_ns(self) -> int:
+        """How long a client may take with its part."""
+        return round(self.http.body_seconds * NS_PER_S)

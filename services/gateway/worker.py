@@ -7,7 +7,7 @@ from typing import Any
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
-from h3kv.core.errors import PeerUnavailableError
+from h3kv.core.errors import ModelNotFoundError, PeerUnavailableError
 from h3kv.rpc.async_client import AsyncPeerChannel
 from h3kv.rpc.call_context import CallContext
 
@@ -31,6 +31,54 @@ class Worker:
             self._stub.GetModel, pb.GetModelRequest(), context=context
         )
         return found
+
+    async def require_model(self, name: str, context: CallContext) -> pb.GetModelResponse:
+        """The model that is served, which must have this name.
+
+        Raises:
+            ModelNotFoundError: it has another.
+            PeerError: nobody answers.
+        """
+        model = await self.model(context)
+        if name != model.name:
+            shown = name[:100]
+            message = f"no model is called {shown!r} here: this node serves {model.name!r}"
+            raise ModelNotFoundError(message, path=shown)
+        return model
+
+    async def tokenize(self, request: pb.TokenizeRequest, context: CallContext) -> list[int]:
+        """Token numbers of a prompt. Raises H3Error."""
+        found: pb.TokenizeResponse = await self._channel.call(
+            self._stub.Tokenize, request, context=context, timeout_ns=self._answer_ns
+        )
+        return list(found.ids)
+
+    async def create_document(self, request: pb.CreateDocumentRequest, context: CallContext) -> pb.Document:
+        """A new document, of which nothing was read yet. Raises H3Error."""
+        found: pb.CreateDocumentResponse = await self._channel.call(
+            self._stub.CreateDocument, request, context=context, timeout_ns=self._answer_ns
+        )
+        return found.document
+
+    async def document(self, request: pb.GetDocumentRequest, context: CallContext) -> pb.Document:
+        """A document as it is now. Raises H3Error."""
+        found: pb.GetDocumentResponse = await self._channel.call(self._stub.GetDocument, request, context=context)
+        return found.document
+
+    async def documents(self, request: pb.ListDocumentsRequest, context: CallContext) -> list[pb.Document]:
+        """All documents of a tenant. Raises H3Error."""
+        found: pb.ListDocumentsResponse = await self._channel.call(self._stub.ListDocuments, request, context=context)
+        return list(found.documents)
+
+    async def update_document(self, request: pb.UpdateDocumentRequest, context: CallContext) -> pb.Document:
+        """A document after a change. Raises H3Error."""
+        found: pb.UpdateDocumentResponse = await self._channel.call(self._stub.UpdateDocument, request, context=context)
+        return found.document
+
+    async def delete_document(self, request: pb.DeleteDocumentRequest, context: CallContext) -> bool:
+        """Whether what a forgotten document left is erased already. Raises H3Error."""
+        found: pb.DeleteDocumentResponse = await self._channel.call(self._stub.DeleteDocument, request, context=context)
+        return found.is_erased
 
     async def generate(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[pb.GenerateResponse]:
         """Events of one answer to the last, `finished`. Closing the generator cancels it.

@@ -11,7 +11,7 @@ import concurrent.futures
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -99,7 +99,7 @@ class EngineLoop:
         self._on_step = on_step
         self._on_trace = on_trace
         self._is_traced = False
-        self._stepped: _Open | None = None
+        self._stepped: list[_Open] = []
         node.engine.watch_steps(self._before_step)
         self._changed = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -236,10 +236,10 @@ class EngineLoop:
     def _advance(self) -> None:
         """One step. Without work it takes notice of moves."""
         events = self._node.engine.step()
-        stepped, self._stepped = self._stepped, None
+        stepped, self._stepped = self._stepped, []
         self._trace(None)
-        if stepped is not None:
-            stepped.spans.end([event for event in events if event.request == stepped.id])
+        for each in dict.fromkeys(stepped):
+            each.spans.end([event for event in events if event.request == each.id])
         for request_id in dict.fromkeys(event.request for event in events):
             opened = self._by_id.get(request_id)
             if opened is None:
@@ -255,11 +255,12 @@ class EngineLoop:
             with self._changed:
                 self._changed.wait_for(lambda: self._commands or self._is_stopping, MOVING_POLL_NS / NS_PER_S)
 
-    def _before_step(self, request_id: RequestId, is_prefill: bool) -> None:
-        """The engine is about to advance a request."""
-        opened = self._stepped = self._by_id.get(request_id)
-        context = None if opened is None else opened.spans.begin(is_prefill=is_prefill)
-        self._trace(context)
+    def _before_step(self, request_ids: Sequence[RequestId], is_prefill: bool) -> None:
+        """The engine is about to advance requests: what is done for all of them is traced as the first one's."""
+        found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
+        contexts = [opened.spans.begin(is_prefill=is_prefill, sequences=len(request_ids)) for opened in found]
+        self._stepped += found
+        self._trace(next((context for context in contexts if context is not None), None))
 
     def _trace(self, context: TraceContext | None) -> None:
         """Tell whose trace what happens from now on belongs to; nothing where it is nobody's, as before."""
@@ -285,6 +286,7 @@ class EngineLoop:
             self._forget(opened)
 
     def _forget(self, opened: _Open) -> None:
+        opened.spans.close()
         if opened.id is not None:
             self._by_id.pop(opened.id, None)
         with self._changed:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.core.errors import InternalError, RequestError
 from h3kv.core.types import Tier
-from h3kv.engine.events import Event, Finished, PrefillProgress, RequestStatistics, TokenGenerated
+from h3kv.engine.events import Event, Finished, PrefillProgress, RequestStatistics, TokenGenerated, TokenLogprobs
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.stopping import FinishReason
+from h3kv.models.grammars import CompiledGrammar, GrammarCompiler, GrammarKind
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.rpc.convert import tier_message
+from services.gpu_worker.chats import DocumentTexts, read_chat
 
-TENANT_BYTES_MAX = 64
-ROLES = ("system", "user", "assistant")
+TENANT_BYTES_MAX: Final = 64
+"""Of a tenant's name, and of its salt."""
 
 _REASONS: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -23,48 +25,90 @@ _REASONS: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
 }
 
+TokenBytes = Callable[[int], bytes]
+"""UTF-8 bytes of a token, perhaps parts of characters."""
 
-@dataclass(frozen=True, slots=True)
+
 class PromptReader:
-    """Makes prompts of this process's model.
+    """Makes requests to this process's model from messages. Thread-safe.
 
     Args:
         tokenizer: of the model; its threads are its own.
         max_new_tokens: length of an answer whose request names none.
+        documents: where chats find the texts of documents; None: there are none.
     """
 
-    tokenizer: Tokenizer
-    max_new_tokens: int
+    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int, documents: DocumentTexts | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._max_new_tokens = max_new_tokens
+        self._documents = documents
+        self._grammars = GrammarCompiler(tokenizer)
 
     def read_request(self, message: pb.GenerateRequest) -> Request:
-        """The request in a message. Raises RequestError for what cannot be answered by any model."""
-        if len(message.tenant) > TENANT_BYTES_MAX:
-            raise RequestError(f"tenant has {len(message.tenant)} bytes: up to {TENANT_BYTES_MAX} are allowed")
-        return Request(
-            prompt=tuple(self.read_prompt(message)),
-            sampling=self._sampling(message.sampling),
-            tenant=message.tenant,
-        )
+        """The request in a message, its grammar compiled.
+
+        Raises:
+            RequestError: no model could answer it, or not this one.
+            DocumentNotFoundError: a document of the chat is not the tenant's.
+        """
+        check_tenant(message.tenant)
+        # What is cheap to refuse is refused before a long prompt is cut into tokens.
+        sampling = self._sampling(message.sampling)
+        return Request(prompt=tuple(self.read_prompt(message)), sampling=sampling, tenant=message.tenant.salt)
 
     def read_prompt(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
-        """Token numbers of a prompt. Raises RequestError without one, or where the chat template refuses it."""
-        kind = message.WhichOneof("prompt")
-        if kind == "tokens" and isinstance(message, pb.GenerateRequest):
-            return list(message.tokens.ids)
-        if kind == "text":
-            return self.tokenizer.encode(message.text, add_special_tokens=True)
-        if kind == "chat":
-            return self.tokenizer.encode(self.tokenizer.apply_chat(_messages(message.chat)))
-        raise RequestError("prompt: none was given; give a text, a chat, or tokens")
+        """Token numbers of a prompt.
+
+        Raises:
+            RequestError: there is none, or the chat template refuses it.
+            DocumentNotFoundError: a document of the chat is not the tenant's.
+        """
+        check_tenant(message.tenant)
+        match message.WhichOneof("prompt"), message:
+            case "tokens", pb.GenerateRequest():
+                return list(message.tokens.ids)
+            case "text", pb.TokenizeRequest():
+                return self.tokenizer.encode(message.text, add_special_tokens=not message.is_bare)
+            case "text", _:
+                return self.tokenizer.encode(message.text, add_special_tokens=True)
+            case "chat", _:
+                chat = read_chat(message.chat, tenant=message.tenant.name, documents=self._documents)
+                return self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
+            case _:
+                raise RequestError("prompt: none was given; give a text, a chat, or tokens")
 
     def _sampling(self, message: pb.Sampling) -> SamplingParameters:
-        given = {field.name: value for field, value in message.ListFields()}
+        given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
         for name in ("stop", "stop_token_ids"):
             given[name] = tuple(given.get(name, ()))
-        return SamplingParameters(**{"max_new_tokens": self.max_new_tokens, **given})
+        given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+        given["grammar"] = self._grammar(message.grammar) if message.HasField("grammar") else None
+        return SamplingParameters(**{"max_new_tokens": self._max_new_tokens, **given})
+
+    def _grammar(self, message: pb.Grammar) -> CompiledGrammar:
+        match message.WhichOneof("kind"):
+            case "json_object" if message.json_object:
+                return self._grammars.compile(GrammarKind.JSON_OBJECT)
+            case "json_schema":
+                return self._grammars.compile(GrammarKind.JSON_SCHEMA, message.json_schema)
+            case "lark":
+                return self._grammars.compile(GrammarKind.LARK, message.lark)
+            case _:
+                raise RequestError("response_format: no kind was given; give json_object, json_schema or a grammar")
 
 
-def event_message(event: Event) -> pb.GenerateResponse:
+def check_tenant(tenant: pb.Tenant) -> None:
+    """Check the sizes of a tenant's name and salt.
+
+    Raises:
+        RequestError: one is too long.
+    """
+    for field, size in (("name", len(tenant.name.encode())), ("salt", len(tenant.salt))):
+        if size > TENANT_BYTES_MAX:
+            raise RequestError(f"tenant.{field} has {size} bytes: up to {TENANT_BYTES_MAX} are allowed")
+
+
+def event_message(event: Event, token_bytes: TokenBytes) -> pb.GenerateResponse:
     """An event as messages write it. One that ends with an error has no message."""
     match event:
         case PrefillProgress():
@@ -73,7 +117,8 @@ def event_message(event: Event) -> pb.GenerateResponse:
             )
             return pb.GenerateResponse(progress=progress)
         case TokenGenerated():
-            return pb.GenerateResponse(token=pb.TokenGenerated(id=event.token, text=event.text))
+            logprobs = None if event.logprobs is None else _logprobs(event.token, event.logprobs, token_bytes)
+            return pb.GenerateResponse(token=pb.TokenGenerated(id=event.token, text=event.text, logprobs=logprobs))
         case Finished():
             finished = pb.Finished(reason=_REASONS[event.reason], usage=_usage(event.statistics))
             return pb.GenerateResponse(finished=finished)
@@ -84,6 +129,14 @@ def event_message(event: Event) -> pb.GenerateResponse:
 def tier_tokens(tokens: Mapping[Tier, int]) -> list[pb.TierTokens]:
     """Tokens by tier as messages write them, without the tiers that have none."""
     return [pb.TierTokens(tier=tier_message(tier), tokens=count) for tier, count in tokens.items() if count]
+
+
+def _logprobs(token: int, logprobs: TokenLogprobs, token_bytes: TokenBytes) -> pb.TokenLogprobs:
+    def message(named: int, logprob: float) -> pb.TokenLogprob:
+        return pb.TokenLogprob(id=named, logprob=logprob, text=token_bytes(named))
+
+    top = [message(named, logprob) for named, logprob in logprobs.top]
+    return pb.TokenLogprobs(chosen=message(token, logprobs.logprob), top=top)
 
 
 def _usage(statistics: RequestStatistics) -> pb.Usage:
@@ -98,13 +151,6 @@ def _usage(statistics: RequestStatistics) -> pb.Usage:
         inter_token_ns_mean=sum(gaps_ns) // len(gaps_ns) if gaps_ns else None,
         inter_token_ns_max=max(gaps_ns) if gaps_ns else None,
         recall=statistics.recall,
+        attended_fraction=statistics.attended_fraction,
+        recomputed_tokens=statistics.recomputed_tokens,
     )
-
-
-def _messages(chat: pb.Chat) -> list[dict[str, str]]:
-    if not chat.messages:
-        raise RequestError("messages: none was given; give at least one")
-    for place, message in enumerate(chat.messages):
-        if message.role not in ROLES:
-            raise RequestError(f"messages[{place}].role = {message.role[:100]!r}: must be one of {', '.join(ROLES)}")
-    return [{"role": message.role, "content": message.content} for message in chat.messages]

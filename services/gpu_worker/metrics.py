@@ -12,11 +12,13 @@ from h3kv.core.types import StoreStatistics, Tier
 from h3kv.core.units import NS_PER_MS
 from h3kv.engine.stopping import FinishReason
 from h3kv.node import Node
+from h3kv.policy.load_or_recompute import Choice
 from h3kv.telemetry import names
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.metrics_page import MetricsPage
 from h3kv.telemetry.names import METRICS
 from h3kv.telemetry.recorder import Recorder
+from services.gpu_worker.quota import TOO_LARGE, USED_UP
 
 INTERVAL_NS: Final = 100 * NS_PER_MS
 """Between two looks at what the node holds: each costs a walk over its segments."""
@@ -140,6 +142,12 @@ def prepare(page: MetricsPage) -> None:
     for tier in (Tier.HOST, Tier.NVME):
         page.count(names.EVICTED_SEGMENTS, 0, tier=tier)
     page.count(names.FAILED_SEALS, 0, tier=Tier.HOST)
+    for choice in Choice:
+        page.count(names.LOAD_OR_RECOMPUTE, 0, choice=choice)
+        page.count(names.LOAD_OR_RECOMPUTE_TOKENS, 0, choice=choice)
+    for refusal in (TOO_LARGE, USED_UP):
+        page.count(names.QUOTA_REFUSALS, 0, reason=refusal)
+    page.count(names.QUOTA_LOCAL_REQUESTS, 0)
 
 
 def _is_own(name: str) -> bool:

@@ -145,7 +145,7 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
             for event in answer:
                 if isinstance(event, Finished):
                     outcome = outcome_of(event)
-                yield event_message(event)
+                yield event_message(event, self._served.prompts.tokenizer.token_bytes)
         except H3Error as error:
             outcome = {spans.REASON: error.reason}
             raise

@@ -22,6 +22,7 @@ from h3kv.config import (
     TieringSettings,
 )
 from h3kv.core.errors import ConfigError
+from h3kv.directory.factory import MEMORY
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.service_settings import AddressText, InstanceName, ServingSettings
 
@@ -48,6 +49,9 @@ class Settings(ServingSettings):
     controller: AddressText | None = None
     """Where the controller serves, to which segments and what draws attention are reported, with `tiers` = `services`.
     Nothing: nobody is told, and room is made by age alone."""
+    directory: str = MEMORY
+    """Where tokens of tenants are counted: `memory`, for this process alone, or the URL of a Redis or Valkey server, the
+    same as the controller's."""
     requests_max: Count = Field(default=64, ge=1, le=4096)
     """Requests that run or wait; further ones are refused with PEER_BUSY."""
     model: ModelSettings = ModelSettings()

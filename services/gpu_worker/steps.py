@@ -11,7 +11,7 @@ from h3kv.telemetry.tracing import Span, Tracer
 
 
 class StepSpans:
-    """Of each step: `begin` before it, `end` after it.
+    """Of each step: `begin` before it, `end` after it. A chunk that takes several steps has one span; `close` at last.
 
     Args:
         tracer: where spans go.
@@ -25,20 +25,26 @@ class StepSpans:
         self._steps = 0
         self._span: Span | None = None
 
-    def begin(self, *, is_prefill: bool) -> TraceContext | None:
-        """The context for what happens inside the step; None where that is not traced."""
+    def begin(self, *, is_prefill: bool, sequences: int) -> TraceContext | None:
+        """The context for what happens inside the step; None where that is not traced.
+
+        Args:
+            is_prefill: whether a prompt is read.
+            sequences: that take part.
+        """
         if self._parent is None:
             return None
         if is_prefill:
-            self._span = self._tracer.begin(spans.PREFILL, parent=self._parent)
+            self._span = self._span or self._tracer.begin(spans.PREFILL, parent=self._parent)
         elif self._tracer.traces_step(self._steps, self._parent):
-            # The engine advances one sequence in a step.
-            step = {spans.STEP: self._steps, spans.SEQUENCES: 1}
+            step = {spans.STEP: self._steps, spans.SEQUENCES: sequences}
             self._span = self._tracer.begin(spans.DECODE_STEP, parent=self._parent, attributes=step)
         return None if self._span is None else self._span.context
 
     def end(self, events: Sequence[Event]) -> None:
-        """Take notice of what the step gave: nothing where it has to be taken again."""
+        """Take notice of what the step gave: nothing where it goes on, or has to be taken again."""
+        if not events:
+            return
         progress = next((event for event in events if isinstance(event, PrefillProgress)), None)
         span, self._span = self._span, None
         if progress is not None:
@@ -53,3 +59,9 @@ class StepSpans:
                 if isinstance(event, Failed):
                     span.fail(event.error)
             span.end()
+
+    def close(self) -> None:
+        """The request has ended, and a step of it may not have."""
+        if self._span is not None:
+            self._span.end()
+            self._span = None

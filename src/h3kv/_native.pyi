@@ -14,6 +14,7 @@ BATCH_PAGES: Final[int]
 HEAD_DIM_MAX: Final[int]
 LANE_TOKENS: Final[int]
 PANEL_DIMS: Final[int]
+BLOCK_ROWS: Final[int]
 LINEAR_ROWS_MAX: Final[int]
 READ_VARIANTS: Final[int]
 
@@ -50,6 +51,9 @@ def attend(
     /,
 ) -> None:
     """See `attend.hpp`."""
+
+def attend_batch(call: tuple[int | float, ...], /) -> None:
+    """See `attend_batch.hpp`."""
 
 def attend_state_floats(tokens: int, heads: int, kv_heads: int, head_dim: int, page_count: int, /) -> int:
     """Size of the state of an attention in runs, in floats."""
@@ -425,6 +429,7 @@ class OffloadCaller:
         self, board: JobBoard, mailbox: Mailbox, member: tuple[int, int], shared: tuple[int, int], /
     ) -> None: ...
     def attend(self, trace: bytes, call: tuple[int | float, ...], /) -> None: ...
+    def attend_batch(self, trace: bytes, call: tuple[int | float, ...], /) -> None: ...
     def join(self, helper: int, /) -> None: ...
     def bury(self, helper: int, /) -> None: ...
     def bury_earlier(self) -> None: ...

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from h3kv.config import Count, PathOrNone, Section
@@ -193,7 +194,9 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
     """
     prefix = str(kind.model_config.get("env_prefix", ""))
     assert prefix, f"{kind.__name__} has no prefix"
-    _check_names(prefix, kind.model_fields)
+    for variable in sorted(os.environ):
+        if variable.startswith(prefix):
+            _check_name(prefix, variable.removeprefix(prefix).lower().split(DELIMITER), kind.model_fields)
     try:
         return kind()
     except SettingsError as error:
@@ -201,6 +204,8 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         path = _variable_path(problem["loc"], kind)
+        if problem["type"] == "extra_forbidden":
+            _check_name(prefix, [*path, str(problem["loc"][-1])], kind.model_fields)
         variable = prefix + DELIMITER.join(path).upper()
         if problem["type"] == "missing" and variable not in os.environ:
             raise ConfigError(f"{variable} is not set: it is needed", field=".".join(path)) from error
@@ -213,24 +218,34 @@ def describe_settings(settings: ProcessSettings) -> str:
     return settings.model_dump_json(fallback=str)
 
 
-def _check_names(prefix: str, fields: Iterable[str]) -> None:
-    known = sorted(fields)
-    for variable in sorted(os.environ):
-        name = variable.removeprefix(prefix).lower().partition(DELIMITER)[0]
-        if variable.startswith(prefix) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{variable}: unknown setting; {hint}", field=name)
+def _check_name(prefix: str, parts: Sequence[str], fields: Mapping[str, FieldInfo]) -> None:
+    """Raise ConfigError where one of the parts of a variable's name is no setting, or none of the section before it."""
+    variable = prefix + DELIMITER.join(parts).upper()
+    for at, name in enumerate(parts):
+        place = prefix + "".join(part.upper() + DELIMITER for part in parts[:at])
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {place}{near[0].upper()}?" if near else f"known are {', '.join(sorted(fields))}"
+            if not fields:
+                hint = f"{place.removesuffix(DELIMITER)} has no parts"
+            raise ConfigError(f"{variable}: unknown setting; {hint}", field=".".join(parts))
+        section = _section_of(fields[name].annotation)
+        fields = {} if section is None else section.model_fields
 
 
-def _variable_path(location: tuple[int | str, ...], kind: type[BaseSettings]) -> list[str]:
+def _section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a setting holds, perhaps one that may be left out; None where it holds none."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _variable_path(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
     """The part of an error's place that names settings: pydantic adds the members of unions."""
     path: list[str] = []
-    annotation: object = kind
+    section: type[BaseModel] | None = kind
     for part in location:
-        fields = getattr(annotation, "model_fields", None)
-        if fields is None or part not in fields:
+        if section is None or part not in section.model_fields:
             continue
         path.append(str(part))
-        annotation = fields[part].annotation
+        section = _section_of(section.model_fields[str(part)].annotation)
     return path

@@ -17,11 +17,12 @@ import pytest
 from h3kv.core.errors import SlabBusyError, StaleHandleError, TierClosedError, TierFullError
 from h3kv.core.types import Completion, Fetch, Move, SlotHandle
 
+from .erasing_store import ErasingContract
 from .slab_parts import SlabPartsContract
 from .store_suite import DEADLINE_S, memory, payload, settle, slab
 
 
-class BlockStoreContract(SlabPartsContract):
+class BlockStoreContract(ErasingContract, SlabPartsContract):
     """The conformance suite of `core.ports.BlockStore`."""
 
     def test_new_store_is_empty(self) -> None:

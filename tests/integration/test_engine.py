@@ -1,7 +1,6 @@
 """The engine over a tiny decoder, from prompt to tokens."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from h3kv.core.types import Tier
 from h3kv.engine.events import Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.stopping import FinishReason
-from h3kv.models.decoder import KvCache
 from h3kv.telemetry import names
 from h3kv.testing.contiguous_cache import ContiguousCache
 from h3kv.testing.engines import CONFIG, LAYOUT, make_rig, one_thread, prompt_tokens, tiny_decoder, tiny_store
 from h3kv.testing.fake_store import FakeStore
+from h3kv.testing.hooked_model import HookedModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
 
@@ -117,21 +116,12 @@ def test_other_chunks_change_logits_by_less_than_a_ten_thousandth(chunk_tokens: 
     other_rig.check_idle()
 
 
-class LoggingModel:
+class LoggingModel(HookedModel):
     """The tiny decoder; keeps the logits that the engine saw."""
-
-    config = CONFIG
 
     def __init__(self) -> None:
         self.logits: list[torch.Tensor] = []
-
-    def forward(
-        self, token_ids_T: torch.Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]
-    ) -> torch.Tensor:
-        scores = tiny_decoder().forward(token_ids_T, cache, logits=logits)
-        if logits == "last":
-            self.logits.append(scores)
-        return scores
+        super().__init__(tiny_decoder(), after=self.logits.append)
 
 
 def test_whole_prompt_cached_still_computes_its_last_token() -> None:

@@ -1,7 +1,6 @@
 """Requests that end early: cancelled, abandoned, interrupted, failed. All that they held comes back."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
 import torch
@@ -10,9 +9,9 @@ from h3kv.core.errors import HostMemoryError
 from h3kv.engine.events import Event, Failed, Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.engine.stopping import FinishReason
-from h3kv.models.decoder import KvCache
 from h3kv.telemetry import names
 from h3kv.testing.engines import CONFIG, Rig, make_rig, one_thread, prompt_tokens, tiny_decoder
+from h3kv.testing.hooked_model import Attending, HookedModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
 
@@ -27,24 +26,20 @@ PROMPT = prompt_tokens(1, 500)
 REQUEST = Request(prompt=tuple(PROMPT), sampling=SamplingParameters(max_new_tokens=20, ignore_eos=True))
 
 
-class BrokenModel:
-    """The tiny decoder, until its N-th chunk: that raises in the middle, when the first layer has been attended."""
-
-    config = CONFIG
+class BrokenModel(HookedModel):
+    """The tiny decoder, until its N-th call: that raises in the middle, when the first layer has been attended."""
 
     def __init__(self, *, call: int, error: BaseException) -> None:
+        super().__init__(tiny_decoder(), before=self._count)
         self.calls_left = call
         self._error = error
 
-    def forward(
-        self, token_ids_T: torch.Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]
-    ) -> torch.Tensor:
+    def _count(self, token_ids_T: torch.Tensor, attending: Attending) -> None:
         self.calls_left -= 1
         if self.calls_left == 0:
             q, k, v = (torch.zeros(len(token_ids_T), heads, CONFIG.head_dim) for heads in (4, 2, 2))
-            cache.attend(0, q, k, v)
+            attending.attend(0, q, k, v)
             raise self._error
-        return tiny_decoder().forward(token_ids_T, cache, logits=logits)
 
 
 def step_until(rig: Rig, kind: type[Event], *, count: int = 1) -> None:

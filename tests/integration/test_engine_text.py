@@ -1,5 +1,6 @@
 """Stop conditions, text and seeds, through the whole engine. A scripted model says what it is told to."""
 
+from collections.abc import Generator
 from typing import Literal
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.stopping import FinishReason
-from h3kv.models.decoder import KvCache
+from h3kv.models.decoder import SteppedKvCache, TokenBatch
 from h3kv.testing.engines import CONFIG, END_TOKEN, make_rig, one_thread, prompt_tokens
+from h3kv.testing.hooked_model import Attending
 
 
 class ScriptedModel:
@@ -21,15 +23,27 @@ class ScriptedModel:
         self._prompt_length = prompt_length
         self._script = [*script, END_TOKEN]
 
-    def forward(
-        self, token_ids_T: torch.Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]
-    ) -> torch.Tensor:
-        for layer in range(CONFIG.layers):
-            zeros = torch.zeros(len(token_ids_T), CONFIG.kv_heads, CONFIG.head_dim)
-            cache.attend(layer, torch.zeros(len(token_ids_T), CONFIG.heads, CONFIG.head_dim), zeros, zeros)
+    def steps(
+        self, token_ids_T: torch.Tensor, cache: SteppedKvCache, *, logits: Literal["last", "all", "none"]
+    ) -> Generator[None, None, torch.Tensor]:
+        self._attend(cache, len(token_ids_T))
         cache.advance(len(token_ids_T))
+        yield from ()
+        return self._scores(cache.tokens)
+
+    def decode(self, token_ids_B: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        self._attend(batch, len(token_ids_B))
+        batch.advance()
+        return torch.cat([self._scores(position + 1) for position in batch.positions])
+
+    def _attend(self, attending: Attending, rows: int) -> None:
+        for layer in range(CONFIG.layers):
+            zeros = torch.zeros(rows, CONFIG.kv_heads, CONFIG.head_dim)
+            attending.attend(layer, torch.zeros(rows, CONFIG.heads, CONFIG.head_dim), zeros, zeros)
+
+    def _scores(self, tokens: int) -> torch.Tensor:
         scores_1V = torch.zeros(1, CONFIG.vocabulary_size)
-        place = cache.tokens - self._prompt_length
+        place = tokens - self._prompt_length
         if place >= 0:
             scores_1V[0, self._script[min(place, len(self._script) - 1)]] = 9.0
         return scores_1V

@@ -13,6 +13,7 @@ from h3kv.engine.events import Failed, TokenGenerated
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.telemetry import names
 from h3kv.testing.engines import Rig, make_rig, one_thread, prompt_tokens, tiny_decoder
+from h3kv.testing.hooked_model import HookedModel
 from h3kv.testing.tiered_rig import tiered_rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
@@ -207,19 +208,17 @@ def test_caps_below_one_running_sequence_are_refused_with_the_sum(tmp_path: Path
         pass
 
 
-class Interrupted:
+class Interrupted(HookedModel):
     """The tiny decoder, interrupted like by Ctrl-C in one of its calls."""
 
-    config = tiny_decoder().config
-
     def __init__(self, call: int) -> None:
+        super().__init__(tiny_decoder(), before=lambda *_: self._count())
         self._left = call
 
-    def forward(self, *arguments: object, **keywords: object) -> object:
+    def _count(self) -> None:
         self._left -= 1
         if self._left == 0:
             raise KeyboardInterrupt
-        return tiny_decoder().forward(*arguments, **keywords)
 
 
 @pytest.mark.parametrize("call", [1, 3, 6, 9])

@@ -5,7 +5,8 @@
 
 namespace h3 {
 
-constexpr int kLinearRowsMax = 8;  // activation rows that one pass over the weights serves
+constexpr int kLinearRowsMax = 32;  // activation rows that one pass over the weights serves
+constexpr int kLinearTileRows = 8;  // of them, those that a weight is multiplied with while it is in a register
 
 // out[t] = epilogue(weight · prologue(x[t]) + bias). All pointers are of `dtype` unless said otherwise.
 struct LinearArgs {

@@ -19,7 +19,7 @@ from h3kv.attention.parts import Part
 from h3kv.core.errors import ShapeError
 from h3kv.core.layout import PageLayout, SlabLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS, HEAD_DIM_MAX, LANE_TOKENS
-from h3kv.core.ports import AttendCall, Offload
+from h3kv.core.ports import AttendCall, BatchCall, Offload
 from h3kv.core.types import DType, Encoding
 
 PAGE_DTYPE: Final = np.dtype(
@@ -38,6 +38,15 @@ PAGE_DTYPE: Final = np.dtype(
 and scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens
 in use. and of the residues of values. The same 56 bytes as `h3::Page`."""
 
+BATCH_DTYPE: Final = np.dtype(
+    [("pages", "<u8"), ("append_page", "<u8"), ("pages_stride", "<i8"), ("page_count", "<i4"), ("position", "<i4")]
+)
+"""One sequence of a batch: addresses of its page lists and of the entry that the token goes to, entries from one KV head
+to the next, pages that are read, position of the token. The same 32 bytes as `h3::BatchRow`."""
+
+STEP_BLOCKS: Final = 2
+"""Blocks of query rows in a step of a long attention: as many units for each KV head, so that all cores have work."""
+
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`h3::DType` of each element type that the native core reads."""
 
@@ -50,7 +59,7 @@ DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items
 ENCODINGS: Final = {Encoding.RAW: 0, Encoding.INT8: 1, Encoding.K8V4: 2, Encoding.INT4: 3}
 """`h3::Encoding` of each of ours."""
 
-assert PAGE_DTYPE.itemsize == 56
+assert PAGE_DTYPE.itemsize == 56 and BATCH_DTYPE.itemsize == 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,10 @@ class LocalThreads:
     def attend(self, call: AttendCall) -> None:
         """See `Offload.attend`."""
         _native.attend(*call)
+
+    def attend_batch(self, call: BatchCall) -> None:
+        """See `Offload.attend_batch`."""
+        _native.attend_batch(call)
 
     def scanner(self) -> None:
         """See `Offload.scanner`."""
@@ -202,6 +215,65 @@ def attend(
         offload=offload,
     )
     return whole.run(pages_KN.shape[1])
+
+
+def attend_batch(
+    states: tuple[Tensor, Tensor, Tensor],
+    rows_B: NDArray[np.void],
+    *,
+    layout: PageLayout,
+    scale: float | None = None,
+    offload: Offload = LOCAL,
+) -> Tensor:
+    """Write the newest token of each of several sequences into its pages, and attend to all of them.
+
+    Args:
+        states: queries [B, H, D], keys and values [B, K, D] of one token a sequence, in the pages' type.
+        rows_B: BATCH_DTYPE, contiguous: where each sequence's pages lie in this layer.
+        layout: of the pages.
+        scale: of the scores, above 0; None: 1 / sqrt(D).
+        offload: who computes. The result does not depend on it.
+
+    Returns:
+        [B, H, D] in the type of the queries, new. Each row has the numbers of `append` and `attend` alone, bit for bit.
+
+    Raises:
+        ShapeError: shapes or types disagree.
+    """
+    q_BHD, k_BKD, v_BKD = states
+    count, heads, head_dim = q_BHD.shape
+    if k_BKD.shape != v_BKD.shape or k_BKD.shape[0] != count or k_BKD.shape[2] != head_dim or len(rows_B) != count:
+        raise ShapeError(f"{tuple(q_BHD.shape)}, {tuple(k_BKD.shape)} and {tuple(v_BKD.shape)} over {len(rows_B)} rows")
+    if any(state.dtype != TORCH_DTYPES[layout.dtype] for state in states) or head_dim != layout.head_dim:
+        raise ShapeError(f"{head_dim} x {q_BHD.dtype} for pages of {layout.head_dim} x {layout.dtype}")
+    assert rows_B.dtype == BATCH_DTYPE and rows_B.flags.c_contiguous
+    for state in states:
+        _check_tensor(state)
+    out_BHD = torch.empty_like(q_BHD)
+    call = BatchCall(
+        q=q_BHD.data_ptr(),
+        k=k_BKD.data_ptr(),
+        v=v_BKD.data_ptr(),
+        out=out_BHD.data_ptr(),
+        rows=rows_B.ctypes.data,
+        sequences=count,
+        heads=heads,
+        kv_heads=k_BKD.shape[1],
+        head_dim=head_dim,
+        dtype=CODES[q_BHD.dtype],
+        encoding=ENCODINGS[layout.encoding],
+        scale=head_dim**-0.5 if scale is None else scale,
+        threads=torch.get_num_threads(),
+    )
+    offload.attend_batch(call)
+    return out_BHD
+
+
+def rows_per_step(heads: int, kv_heads: int) -> int:
+    """Query tokens after which a long attention can be cut in two: each part, of so many or more, has the numbers that
+    the whole has, bit for bit.
+    """
+    return _native.BLOCK_ROWS // (heads // kv_heads) * STEP_BLOCKS
 
 
 class Attention:

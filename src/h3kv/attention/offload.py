@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from h3kv import _native
-from h3kv.core.ports import AttendCall
+from h3kv.core.ports import AttendCall, BatchCall
 from h3kv.memory.mailbox import Member
 from h3kv.memory.region_format import ADDRESS_BASE, REGIONS_MAX, WINDOW_BYTES
 from h3kv.memory.work_area import WorkArea
@@ -98,6 +98,10 @@ class SpreadAttention:
     def attend(self, call: AttendCall) -> None:
         """See `Offload.attend`."""
         self._native.attend(self._trace, call)
+
+    def attend_batch(self, call: BatchCall) -> None:
+        """See `Offload.attend_batch`."""
+        self._native.attend_batch(self._trace, call)
 
     def scanner(self) -> _native.OffloadScanner:
         """See `Offload.scanner`."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from h3kv.attention.native import PAGE_DTYPE, RunOffsets, write_addresses
+from h3kv.attention.native import BATCH_DTYPE, PAGE_DTYPE, RunOffsets, write_addresses
 from h3kv.attention.retrieval import INDEXED_DTYPE
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS
@@ -156,6 +156,22 @@ class PageTable:
         """The view without the lead: token t of the sequence is in page t // 64."""
         return self._views_L[layer][:, self._lead :]
 
+    def batch_rows(self, position: int) -> NDArray[np.void]:
+        """Where a token that is counted already is written and what it reads, for each layer: [L] of BATCH_DTYPE."""
+        assert self._counted > position, "the token is counted before"
+        table_LKN = self._table_LKN
+        rows_L = np.empty(self._layout.layers, dtype=BATCH_DTYPE)
+        layers_L = table_LKN.ctypes.data + np.arange(self._layout.layers, dtype=np.uint64) * np.uint64(
+            table_LKN.strides[0]
+        )
+        page_bytes = PAGE_DTYPE.itemsize
+        rows_L["pages"] = layers_L + np.uint64((self._front - self._lead) * page_bytes)
+        rows_L["append_page"] = layers_L + np.uint64((self._front + position // BLOCK_TOKENS) * page_bytes)
+        rows_L["pages_stride"] = table_LKN.strides[1] // page_bytes
+        rows_L["page_count"] = self._width
+        rows_L["position"] = position
+        return rows_L
+
     def copy(self, layer: int, tokens: int) -> NDArray[Any]:
         """The first tokens' pages, [K, N] from block 0 on, to be kept.
 
@@ -170,6 +186,10 @@ class PageTable:
         """Runs that lie on NVMe in a layer, in order; `column` turns their columns into the view's."""
         cold = self._cold_L[layer]
         return [cold[start] for start in sorted(cold)]
+
+    def has_cold(self, layer: int) -> bool:
+        """Whether some run lies on NVMe in a layer."""
+        return bool(self._cold_L[layer])
 
     def column(self, column: int) -> int:
         """A column of the table, counted in the view."""

@@ -14,7 +14,8 @@ the pages lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -216,6 +217,39 @@ class PagedCache:
                 self._recall_sample.record(layer, float(share_QH.mean()))
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
+    def attend_steps(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Generator[None, None, Tensor]:
+        """As `attend`, with the same numbers, in steps of some rows where a long chunk reads pages that all lie in memory.
+
+        Between two steps pages may have been placed again.
+        """
+        step = native.rows_per_step(q_QHD.shape[1], k_TKD.shape[1])
+        if self.retrieval is not None or not self._is_native or len(q_QHD) < 2 * step or self._table.has_cold(layer):
+            return self.attend(layer, q_QHD, k_TKD, v_TKD)
+        self.append(layer, k_TKD, v_TKD)
+        position = self._tokens + len(k_TKD) - len(q_QHD)
+        attended_QHD = torch.empty_like(q_QHD)
+        # The last step has the rest besides: blocks of rows are cut as in one call then.
+        ends = [*range(step, len(q_QHD) - step + 1, step), len(q_QHD)]
+        for first, end in itertools.pairwise([0, *ends]):
+            query = Query(q_QHD[first:end].contiguous(), position + first, None)
+            attended_QHD[first:end] = self._attend_rows(layer, query, indexed=None, dtype=q_QHD.dtype).out_THD
+            if end < len(q_QHD):
+                yield
+        return attended_QHD
+
+    def begin_token(self) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """Count the next token in, whose keys and values `native.attend_batch` writes.
+
+        Returns:
+            Rows [L] for that, and in which layers it may attend: those in which all is read, and all of it lies in memory.
+            In the others `attend` takes the token.
+        """
+        if self._table.counted != self._tokens + 1:
+            self._table.count(self._tokens + 1)
+        layers = range(self._layout.layers)
+        is_plain_L = np.array([self._is_plain(layer) for layer in layers], dtype=bool)
+        return self._table.batch_rows(self._tokens), is_plain_L
+
     def append(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Append a chunk's keys and values as `attend` does, without attending."""
         end = self._tokens + len(k_TKD)
@@ -254,6 +288,9 @@ class PagedCache:
         assert self._table.counted == self._tokens + tokens, "the chunk that ends is not the one that was attended"
         self._tokens += tokens
         self._steps += 1
+
+    def _is_plain(self, layer: int) -> bool:
+        return self._is_native and not self._table.has_cold(layer) and self._indexed(layer) is None
 
     def _indexed(self, layer: int) -> IndexedSegments | None:
         """What this layer retrieves from in the next chunk; None where it reads everything."""

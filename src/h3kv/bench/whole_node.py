@@ -55,6 +55,8 @@ class WholeNode:
     def __init__(self, process: subprocess.Popen[bytes], port: int, model: str) -> None:
         self._process = process
         self._model = model
+        self.port = port
+        self.model = model
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
 
     @classmethod

@@ -204,6 +204,18 @@ def verify(
         check_store(path, as_json=json)
 
 
+@app.command()
+def key(
+    *,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose key it is.")] = "default",
+) -> None:
+    """Make an API key for a tenant of the gateway: it is shown once, and only its hash is kept."""
+    with exits():
+        from h3kv.cli.key import make_key
+
+        make_key(tenant)
+
+
 @app.command("config")
 def show_config(
     *,

@@ -80,6 +80,17 @@ class BlockStore(Protocol):
         """
         ...
 
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """Give slots back as `release` does; zeros lie over what they held before their room is handed out again.
+
+        In memory that is done when this returns. A store that outlives the process does it as soon as nothing reads or
+        writes there, and its `erasing` tells when.
+
+        Raises:
+            StaleHandleError: as `release`.
+        """
+        ...
+
     def statistics(self) -> StoreStatistics:
         """Occupancy and totals now."""
         ...
@@ -170,6 +181,15 @@ class PersistentStore(BlockStore, Protocol):
         ...
 
     @property
+    def erasing(self) -> int:
+        """What was given to `erase` and may still lie there, in parts of any size; 0: nothing does.
+
+        Zeros come first, then a flush, and only then the segment is forgotten: a process that ends in between finds it
+        again by its keys, though no longer its bytes. Stays above 0 in a store that is degraded.
+        """
+        ...
+
+    @property
     def is_degraded(self) -> bool:
         """Whether writing failed, so that the store takes no more moves. What it holds can still be fetched."""
         ...
@@ -203,6 +223,27 @@ class AttendCall(NamedTuple):
     state: int
 
 
+class BatchCall(NamedTuple):
+    """The newest tokens of several sequences, which are written into their pages and attended to all of them.
+
+    `attend_batch.hpp` says what each means; types and encoding are the numbers of `h3::DType` and `h3::Encoding`.
+    """
+
+    q: int
+    k: int
+    v: int
+    out: int
+    rows: int
+    sequences: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: int
+    encoding: int
+    scale: float
+    threads: int
+
+
 class Offload(Protocol):
     """Who computes attention over pages in main memory, and searches their index: threads of this process, or other
     processes besides.
@@ -212,6 +253,10 @@ class Offload(Protocol):
 
     def attend(self, call: AttendCall) -> None:
         """Attend; `out` and `lse` are written when this returns. It waits for nobody beyond a bound."""
+        ...
+
+    def attend_batch(self, call: BatchCall) -> None:
+        """The same for one token of each of several sequences: every one gets the numbers that it gets alone."""
         ...
 
     def scanner(self) -> object | None:

@@ -53,7 +53,12 @@ class Capacity:
         self._apart_bytes = apart_bytes
         self._sequences_max = sequences_max
         self._cold_cure = cold_cure
+        self._held: Callable[[], int] = lambda: 0
         self.census = Census()
+
+    def serve_held(self, held: Callable[[], int]) -> None:
+        """Say who knows how many blocks documents hold: these are nobody else's."""
+        self._held = held
 
     @property
     def home_blocks(self) -> int:
@@ -62,7 +67,12 @@ class Capacity:
 
     @property
     def blocks(self) -> int:
-        """Blocks of one sequence that all tiers hold together."""
+        """Blocks of one sequence that all tiers hold together, beside what documents hold."""
+        return self.all_blocks - self._held()
+
+    @property
+    def all_blocks(self) -> int:
+        """The same without documents."""
         if self._cold is None or self._cold.is_degraded:
             # What a degraded store holds can be read, but nothing more goes there.
             return self.home_blocks

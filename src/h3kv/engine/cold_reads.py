@@ -10,13 +10,14 @@ from h3kv.core.errors import SlabCorruptError, SlabError, TierError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import EXTENT_CLASSES_BLOCKS
 from h3kv.core.ports import Clock, PersistentStore, Telemetry
-from h3kv.core.types import Completion, SlabKey, SlotHandle
+from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
 from h3kv.engine.host_shares import HostShares
 from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.prefix import Mount
 from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
+from h3kv.engine.speeds import Speeds
 from h3kv.engine.stream import Readable, SlabStream
 from h3kv.telemetry import names
 from h3kv.tiers.host import RegionStore
@@ -45,6 +46,7 @@ class ColdReads:
         poll: takes notice of what the cold store has ended, and passes ended fetches to `end_fetch`.
         clock: bounds waiting.
         telemetry: receives totals.
+        speeds: are told of waits and of what came.
         reads_pages_ahead: whether single pages are read before they are asked for.
     """
 
@@ -58,6 +60,7 @@ class ColdReads:
         poll: Callable[[], None],
         clock: Clock,
         telemetry: Telemetry,
+        speeds: Speeds,
         reads_pages_ahead: bool,
     ) -> None:
         self._cold = stores.cold
@@ -65,9 +68,12 @@ class ColdReads:
         self._indexes = indexes
         self._poll = poll
         self._telemetry = telemetry
+        self._speeds = speeds
         self._slab_bytes = {blocks: layout.slab.content_bytes(blocks) for blocks in EXTENT_CLASSES_BLOCKS}
         shares = stores.shares
-        self.stream = SlabStream(stores.cold, stores.host, shares.staging, locate=self._locate, poll=poll, clock=clock)
+        self.stream = SlabStream(
+            stores.cold, stores.host, shares.staging, locate=self._locate, poll=poll, clock=clock, speeds=speeds
+        )
         self.pages: PageCache | None = None
         if shares.pages:
             self.pages = PageCache(
@@ -84,6 +90,8 @@ class ColdReads:
 
     def end_fetch(self, completion: Completion) -> bool:
         """Take notice of a fetch that ended. Returns whether it was started here."""
+        if completion.error is None and isinstance(completion.move, Fetch):
+            self._speeds.fetched(completion.move.target.nbytes)
         return self.stream.end_fetch(completion) or self._indexes.end_fetch(completion)
 
     def load_indexes(self, mounts: list[Mount], *, retrieves: bool) -> None:

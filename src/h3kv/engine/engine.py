@@ -1,8 +1,11 @@
-"""Requests in, events out: one chunk of prefill or one token in each step, round-robin over running sequences.
+"""Requests in, events out: in each step a token of every running answer, then a turn of reading one prompt.
 
-    submit -> waiting -> running -> Finished or Failed
-                 |          |
-                 +- cancel -+--> Finished(cancelled)
+    submit -> waiting -> running: reading -> answering -> Finished or Failed
+                 |                   |           |
+                 +------- cancel ----+-----------+--> Finished(cancelled)
+
+Answers take their tokens together, in one pass over the weights. Prompts take chunks one after the other, each cut into
+turns, so that no answer waits for a whole chunk.
 
 A request starts when room for its worst case is reserved, in the order of submission. From then on it needs nothing
 more, so it can always finish, and two requests never wait for each other's room.
@@ -10,30 +13,26 @@ more, so it can always finish, and two requests never wait for each other's room
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Final
+from collections.abc import Generator, Sequence
 
 import torch
 
-from h3kv.core.errors import H3Error, InternalError, SlabCorruptError, SlabUnavailableError, TierFullError
+from h3kv.core.errors import H3Error, InternalError, TierFullError
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.engine.admission import check_context, check_memory
 from h3kv.engine.config import EngineConfig
-from h3kv.engine.events import Event, Failed, Finished, RequestStatistics, TokenGenerated
+from h3kv.engine.events import Event, Failed, Finished, RequestStatistics
 from h3kv.engine.failures import failure_of
 from h3kv.engine.pool import KvPool
 from h3kv.engine.reporting import Reporter
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.sequence import ChunkRule, LanguageModel, RunningSequence, Vocabulary
 from h3kv.engine.sequence_kv import SequenceKv
+from h3kv.engine.stepper import BeforeStep, Stepper
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
-
-LOSSES_MAX: Final = 32
-"""Segments that a request may lose and compute again. A disk that loses more than that would keep it busy for ever."""
 
 
 class Engine:
@@ -65,13 +64,11 @@ class Engine:
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
-        self._model = model
+        self._config = model.config
         self._pool = pool
         self._segments = pool.segments
         self._vocabulary = vocabulary
         self._fingerprint = fingerprint
-        self._device = device
-        self._chunks = _chunk_rule(pool, config)
         self._retrieval = config.retrieval
         if config.retrieval is not None:
             pool.check_retrieval(config.retrieval)
@@ -86,7 +83,9 @@ class Engine:
         self._events: list[Event] = []
         self._unclaimed: list[Event] = []
         self._streams: dict[RequestId, deque[Event]] = {}
-        self._before_step: Callable[[RequestId, bool], None] = lambda *_: None
+        self._stepper = Stepper(
+            model, pool, self, chunks=_chunk_rule(pool, config), device=device, clock=clock, reporter=self._reporter
+        )
         self._report()
 
     @property
@@ -94,9 +93,9 @@ class Engine:
         """Whether a step would do or report anything."""
         return bool(self._waiting or self._running or self._events or self._unclaimed)
 
-    def watch_steps(self, before_step: Callable[[RequestId, bool], None]) -> None:
-        """Have this called before each step of a sequence: with its request, and whether it reads its prompt."""
-        self._before_step = before_step
+    def watch_steps(self, before_step: BeforeStep) -> None:
+        """Have this called before answers take a token, and before each turn of reading a prompt."""
+        self._stepper.before_step = before_step
 
     def submit(self, request: Request) -> RequestId:
         """Queue a request. Nothing is reserved yet.
@@ -106,8 +105,8 @@ class Engine:
             ContextLengthError: prompt and answer exceed the context.
             TierFullError: the cap is too small for this request even when it runs alone; the message has the sum.
         """
-        request.check(self._model.config.vocabulary_size)
-        check_context(request, self._model.config.max_context)
+        request.check(self._config.vocabulary_size)
+        check_context(request, self._config.max_context)
         check_memory(request, self._pool)
         need = need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
@@ -117,10 +116,10 @@ class Engine:
         return waiting.id
 
     def step(self) -> list[Event]:
-        """Start what has room, then advance one running sequence by a chunk or a token.
+        """Start what has room, then take a token of each running answer, and a turn of reading one prompt.
 
-        What goes wrong in one request becomes its `Failed`. KeyboardInterrupt and SystemExit end the sequence that was
-        running, which then holds nothing, and go on to the caller.
+        What goes wrong in one request becomes its `Failed`. KeyboardInterrupt and SystemExit end the sequences that
+        were at it, which then hold nothing, and go on to the caller.
 
         Returns:
             Events of requests that no open stream of `generate` waits for; a stream's events go to the stream.
@@ -193,10 +192,7 @@ class Engine:
     def _step(self) -> list[Event]:
         self._pool.tick()
         self._admit()
-        if self._running:
-            sequence = self._running[0]
-            self._running.rotate(-1)
-            self._advance(sequence)
+        self._stepper.step(self._running)
         events, self._events = self._events, []
         return events
 
@@ -247,44 +243,6 @@ class Engine:
         if not self._waiting or self._waiting[0] is not waiting:
             self._waiting.appendleft(waiting)
 
-    def _advance(self, sequence: RunningSequence) -> None:
-        """One step of one sequence; what ends it is turned into its last event, before it gives back what it holds."""
-        before, reads = sequence.kv.tokens, dataclasses.replace(sequence.kv.cache.meter)
-        self._before_step(sequence.id, before < sequence.prompt_tokens)
-        if before < sequence.prompt_tokens:
-            sequence.kv.touch_found()
-        try:
-            events = sequence.step(self._model, self._clock, chunks=self._chunks, device=self._device)
-            self._reporter.stepped(
-                prefill_tokens=max(min(sequence.kv.tokens, sequence.prompt_tokens) - before, 0),
-                decode_tokens=sum(isinstance(event, TokenGenerated) for event in events),
-            )
-            self._reporter.retrieved(reads, sequence.kv.cache.meter)
-        except (SlabCorruptError, SlabUnavailableError) as error:
-            # The sequence goes back to the block before, and computes what was lost in its next steps.
-            self._reporter.lost(error)
-            if isinstance(error, SlabCorruptError):
-                self._pool.lose(error.key)
-            else:
-                sequence.kv.forget_from(error.key)
-            sequence.losses += 1
-            if sequence.losses > LOSSES_MAX:
-                self._fail(sequence.id, error)
-                self._end(sequence)
-            return
-        except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
-            self._fail(sequence.id, failure_of(error))
-            self._end(sequence)
-            return
-        except BaseException:
-            self._events.append(self._finish(sequence.id, FinishReason.CANCELLED, sequence.statistics()))
-            self._end(sequence)
-            raise
-        self._events += events
-        if sequence.finish_reason is not None:
-            self._events.append(self._finish(sequence.id, sequence.finish_reason, sequence.statistics()))
-            self._end(sequence)
-
     def _cancel_waiting(self, request_id: RequestId) -> Finished | None:
         waiting = next((waiting for waiting in self._waiting if waiting.id == request_id), None)
         if waiting is None:
@@ -312,6 +270,7 @@ class Engine:
 
     def _end(self, sequence: RunningSequence) -> None:
         """Take a sequence off and give back all that it holds."""
+        self._stepper.forget(sequence)
         self._running.remove(sequence)
         self._may_admit = True
         self._pool.close_sequence(sequence.kv, sequence.tokens)
@@ -324,6 +283,20 @@ class Engine:
     def _fail(self, request_id: RequestId, error: H3Error) -> None:
         self._reporter.ended(error.reason, None)
         self._events.append(Failed(request_id, error))
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """See `StepListener.emit`."""
+        self._events += events
+
+    def ended(self, sequence: RunningSequence, reason: FinishReason) -> None:
+        """See `StepListener.ended`."""
+        self._events.append(self._finish(sequence.id, reason, sequence.statistics()))
+        self._end(sequence)
+
+    def failed(self, sequence: RunningSequence, error: H3Error) -> None:
+        """See `StepListener.failed`."""
+        self._fail(sequence.id, error)
+        self._end(sequence)
 
     def _dispatch(self, events: list[Event]) -> None:
         """Sort events into the streams that wait for them."""

@@ -17,9 +17,10 @@ from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
-from h3kv.engine.segment import Arrival, Phase, Segment
+from h3kv.engine.segment import Arrival, Phase, Segment, return_slots
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import ViewableStore
+from h3kv.engine.waits import wait_erased
 from h3kv.policy import placement as policy
 from h3kv.policy.eviction import Candidate, order_evictions
 from h3kv.telemetry import names
@@ -179,7 +180,7 @@ class Placer:
 
     def _evictable(self) -> list[SegmentId]:
         candidates = [
-            Candidate(segment=segment.id, parent=segment.parent, last_used=0, pins=segment.pins)
+            Candidate(segment=segment.id, parent=segment.parent, last_used=0, pins=segment.pins + segment.holds)
             for segment in self._table.sealed()
         ]
         return list(order_evictions(candidates))
@@ -228,7 +229,7 @@ class Placer:
             return
         other = segment.cold_L if command.tier is Tier.HOST else segment.home_L
         if other is None:
-            if segment.pins == 0:
+            if segment.pins == segment.holds == 0:
                 self.give_up(segment)
             return
         if command.tier is Tier.HOST:
@@ -280,6 +281,8 @@ class Placer:
             try:
                 return tuple(self._cold.reserve(sizes))
             except TierFullError as error:
+                if wait_erased(self._cold, self._clock):
+                    continue
                 if error.free_bytes < error.needed_bytes:
                     return None
             except H3Error:
@@ -313,7 +316,7 @@ class Placer:
         is_there = self._table.find(segment.id) is segment and segment.phase is Phase.SEALED
         if copying.error is not None or not is_there:
             assert self._cold is not None
-            self._cold.release(copying.handles_L)
+            return_slots(self._cold, segment, copying.handles_L)
             self._table.end_leaving(segment)
             self._events.append(policy.MoveFailed(segment.id, Tier.NVME))
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from h3kv.attention import native
+from h3kv.attention.batch import PagedBatch
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.touches import TouchSample
@@ -23,6 +24,7 @@ from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SlabKey, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.capacity import Capacity
+from h3kv.engine.cold_endings import ColdEndings
 from h3kv.engine.cold_reads import ColdReads, ReadableStores
 from h3kv.engine.host_shares import HostShares, reserve_shares
 from h3kv.engine.indexes import SegmentIndexes
@@ -33,6 +35,7 @@ from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import SequenceKv
+from h3kv.engine.speeds import Speeds
 from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import ArenaStore, Window
 from h3kv.policy.admission import plan_rooms
@@ -144,6 +147,9 @@ class KvPool:
             cold=cold,
             apart_blocks=shares.blocks,
         )
+        self.capacity.serve_held(lambda: self.segments.held_blocks)
+        self.speeds = Speeds(clock)
+        self._endings = ColdEndings(self.segments, directory, self.speeds, telemetry)
         config = PlacementConfig(cold is not None, host_free_blocks_min=0 if cold is None else SEGMENT_BLOCKS_MAX)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.reads = self._open_reads(host, shares, clock, telemetry)
@@ -240,14 +246,17 @@ class KvPool:
     def _open(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
         mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
         try:
+            ending = self._endings.choose(mounts)
             self.placer.tick()
             if self.reads is not None:
                 self.reads.load_indexes(mounts, retrieves=need.retrieves)
-            return self._start(need, mounts, is_alone=is_alone)
+            kv = self._start(need, mounts, is_alone=is_alone)
         except BaseException:
             for mount in mounts:
                 self.segments.unpin(mount.segment)
             raise
+        self._endings.began(kv, ending)
+        return kv
 
     def _start(self, need: KvNeed, mounts: list[Mount], *, is_alone: bool) -> SequenceKv:
         """A sequence over these mounts, or over fewer of them."""
@@ -287,6 +296,7 @@ class KvPool:
                 kv.close(tokens)
             finally:
                 self.capacity.uncommit(kv.committed_blocks)
+                self._endings.ended(kv)
 
     def tick(self) -> None:
         """Between two steps: take notice of moves that ended, and start others."""
@@ -294,6 +304,21 @@ class KvPool:
             self.placer.tick()
             if self.reads is not None:
                 self.reads.report()
+
+    def batch(self, sequences: Sequence[SequenceKv]) -> PagedBatch:
+        """The next token of each of these sequences, which are prepared for it."""
+        return PagedBatch([kv.cache for kv in sequences], self.layout, offload=self._parts.offload)
+
+    def read_ahead(self, sequences: Sequence[SequenceKv]) -> bool:
+        """Begin to read what the next token of these sequences needs from the cold store: layer by layer, as they attend.
+
+        Returns:
+            Whether there is anything.
+        """
+        slabs = [slab for kv in sequences for slab in kv.cache.cold_slabs()]
+        if slabs and self.stream is not None:
+            self.stream.plan(sorted(slabs, key=lambda slab: slab.layer), repeats=len(sequences) == self.running)
+        return bool(slabs)
 
     def open_private(self) -> SequenceKv:
         """A sequence of unknown length that shares nothing with others.
@@ -333,6 +358,7 @@ class KvPool:
             self._cold.check_integrity()
         if self.reads is not None:
             self.reads.check_integrity()
+        self._endings.check_integrity(self.running)
 
     def close(self) -> None:
         """Write what is still to be written, as far as the time allows. Sequences have ended before."""
@@ -377,6 +403,7 @@ class KvPool:
             poll=self.placer.poll_cold,
             clock=clock,
             telemetry=telemetry,
+            speeds=self.speeds,
             reads_pages_ahead=self._tiering.reads_pages_ahead,
         )
         self.placer.serve_fetches(reads.end_fetch)

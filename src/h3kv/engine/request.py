@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
-import math
 from dataclasses import dataclass
 from typing import Final, NewType
 
 from h3kv.core.errors import RequestError
+from h3kv.engine.field_checks import are_biases, are_stops, are_tokens, is_int, is_number, lie_between, require, shown
+from h3kv.engine.grammar import Grammar
 
 RequestId = NewType("RequestId", int)
 """Number of a request, unique within one engine and never used twice."""
@@ -18,64 +18,11 @@ SEED_MAX: Final = 2**63 - 1
 STOPS_MAX: Final = 16
 """Stop strings of one request: each is searched in every piece of text."""
 
-
 LOGPROBS_MAX: Final = 20
 """Alternatives that are named for one token."""
 
-
-class GrammarKind(enum.StrEnum):
-    """How a grammar is written."""
-
-    JSON_OBJECT = "json_object"
-    """Any JSON object: there is no text."""
-    JSON_SCHEMA = "json_schema"
-    LARK = "lark"
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an answer must be. The engine says whether it can be compiled."""
-
-    kind: GrammarKind
-    text: str = ""
-
-
-def _require(fulfilled: bool, field: str, value: object, rule: str) -> None:
-    if not fulfilled:
-        raise RequestError(f"{field} = {value!r}: {rule}")
-
-
-def _are_stops(stops: object) -> bool:
-    return (
-        isinstance(stops, tuple) and len(stops) <= STOPS_MAX and all(isinstance(stop, str) and stop for stop in stops)
-    )
-
-
-def _is_int(value: object, *, least: int, most: int | None = None) -> bool:
-    """Whether a value is a whole number in a range. Callers pass what clients sent: types are checked too."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= least and (most is None or value <= most)
-
-
-def _are_tokens(tokens: object) -> bool:
-    return isinstance(tokens, tuple) and all(_is_int(token, least=0) for token in tokens)
-
-
-def _lie_between(tokens: tuple[int, ...], least: int, most: int) -> bool:
-    """Whether all are whole numbers in a range: in one pass of C over a long prompt."""
-    return set(map(type, tokens)) == {int} and least <= min(tokens) and max(tokens) <= most
-
-
-def _are_biases(biases: object) -> bool:
-    if not isinstance(biases, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in biases):
-        return False
-    are_sound = all(_is_int(token, least=0) and _is_number(bias) and -100 <= bias <= 100 for token, bias in biases)
-    return are_sound and len({token for token, _ in biases}) == len(biases)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+BIAS_MAX: Final = 100
+"""Either way: more than scores differ by, so that a token is as good as certain or ruled out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,36 +66,44 @@ class SamplingParameters:
     """What the answer must be."""
 
     def __post_init__(self) -> None:
-        temperature, top_p, min_p = self.temperature, self.top_p, self.min_p
-        rule = "must be a number from 0 (greedy) to 100"
-        _require(_is_number(temperature) and 0 <= temperature <= 100, "temperature", temperature, rule)
+        self._check_candidates()
+        self._check_length()
+        self._check_scores()
+
+    def _check_candidates(self) -> None:
+        temperature, top_p = self.temperature, self.top_p
+        require(is_number(temperature, least=0, most=100), "temperature", temperature, "must be a number from 0 to 100")
         rule = "must be a whole number from 1, or left out"
-        _require(self.top_k is None or _is_int(self.top_k, least=1), "top_k", self.top_k, rule)
-        _require(_is_number(top_p) and 0 < top_p <= 1, "top_p", top_p, "must be a number above 0, up to 1")
-        _require(_is_number(min_p) and 0 <= min_p <= 1, "min_p", min_p, "must be a number from 0 to 1")
+        require(self.top_k is None or is_int(self.top_k, least=1), "top_k", self.top_k, rule)
+        rule = "must be a number above 0, up to 1"
+        require(is_number(top_p, least=0, most=1) and top_p > 0, "top_p", top_p, rule)
+        require(is_number(self.min_p, least=0, most=1), "min_p", self.min_p, "must be a number from 0 to 1")
         rule = f"must be a whole number from 0 to {SEED_MAX}"
-        _require(_is_int(self.seed, least=0, most=SEED_MAX), "seed", self.seed, rule)
-        rule = "must be a whole number from 1"
-        _require(_is_int(self.max_new_tokens, least=1), "max_new_tokens", self.max_new_tokens, rule)
-        _require(_are_stops(self.stop), "stop", self.stop, f"must be a tuple of up to {STOPS_MAX} strings, none empty")
+        require(is_int(self.seed, least=0, most=SEED_MAX), "seed", self.seed, rule)
+
+    def _check_length(self) -> None:
+        length = self.max_new_tokens
+        require(is_int(length, least=1), "max_new_tokens", length, "must be a whole number from 1")
+        rule = f"must be a tuple of up to {STOPS_MAX} strings, none empty"
+        require(are_stops(self.stop, most=STOPS_MAX), "stop", self.stop, rule)
         rule = "must be a tuple of token numbers from 0"
-        _require(_are_tokens(self.stop_token_ids), "stop_token_ids", self.stop_token_ids, rule)
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "must be true or false")
+        require(are_tokens(self.stop_token_ids), "stop_token_ids", self.stop_token_ids, rule)
+        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "must be true or false")
+        require(self.grammar is None or isinstance(self.grammar, Grammar), "grammar", self.grammar, "must be a Grammar")
+        rule = "must be false with a grammar, whose end is the end of the answer"
+        require(self.grammar is None or not self.ignore_eos, "ignore_eos", self.ignore_eos, rule)
+
+    def _check_scores(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(_is_number(value) and -2 <= value <= 2, name, value, "must be a number from -2 to 2")
+            penalty = getattr(self, name)
+            require(is_number(penalty, least=-2, most=2), name, penalty, "must be a number from -2 to 2")
         repetition = self.repetition_penalty
         rule = "must be a number above 0, up to 10"
-        _require(_is_number(repetition) and 0 < repetition <= 10, "repetition_penalty", repetition, rule)
-        rule = "must be pairs of a token number and a number from -100 to 100, no token twice"
-        _require(_are_biases(self.logit_bias), "logit_bias", self.logit_bias, rule)
-        rule = f"must be a whole number from 0 to {LOGPROBS_MAX}, or left out"
-        _require(
-            self.logprobs is None or _is_int(self.logprobs, least=0, most=LOGPROBS_MAX), "logprobs", self.logprobs, rule
-        )
-        _require(
-            self.grammar is None or isinstance(self.grammar, Grammar), "grammar", self.grammar, "must be a Grammar"
-        )
+        require(is_number(repetition, least=0, most=10) and repetition > 0, "repetition_penalty", repetition, rule)
+        rule = f"must be pairs of a token number and a number from -{BIAS_MAX} to {BIAS_MAX}, no token twice"
+        require(are_biases(self.logit_bias, most=BIAS_MAX), "logit_bias", self.logit_bias, rule)
+        rule, count = f"must be a whole number from 0 to {LOGPROBS_MAX}, or left out", self.logprobs
+        require(count is None or is_int(count, least=0, most=LOGPROBS_MAX), "logprobs", count, rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,24 +121,27 @@ class Request:
     """Salt of the block keys: only requests with the same salt share KV."""
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.prompt, tuple), "prompt", self.prompt, "must be a tuple of token numbers")
+        require(isinstance(self.prompt, tuple), "prompt", self.prompt, "must be a tuple of token numbers")
         rule = "must be SamplingParameters"
-        _require(isinstance(self.sampling, SamplingParameters), "sampling", self.sampling, rule)
-        _require(isinstance(self.tenant, bytes), "tenant", self.tenant, "must be bytes")
+        require(isinstance(self.sampling, SamplingParameters), "sampling", self.sampling, rule)
+        require(isinstance(self.tenant, bytes), "tenant", self.tenant, "must be bytes")
 
     def check(self, vocabulary_size: int) -> None:
-        """Check the prompt against the model.
+        """Check the tokens against the model.
 
         Raises:
-            RequestError: the prompt is empty or has a number outside the vocabulary.
+            RequestError: the prompt is empty, or a token of it or of `logit_bias` lies outside the vocabulary.
         """
+        last = vocabulary_size - 1
+        for token, _ in self.sampling.logit_bias:
+            require(token <= last, "logit_bias", token, f"must be of token numbers from 0 to {last}")
         if not self.prompt:
             raise RequestError("prompt = (): the prompt is empty; give at least one token")
-        if _lie_between(self.prompt, 0, vocabulary_size - 1):
+        if lie_between(self.prompt, 0, last):
             return
         for place, token in enumerate(self.prompt):
-            if not _is_int(token, least=0, most=vocabulary_size - 1):
+            if not is_int(token, least=0, most=last):
                 raise RequestError(
-                    f"prompt[{place}] = {token!r}: must be a token number from 0 to {vocabulary_size - 1}; "
+                    f"prompt[{place}] = {shown(token)}: must be a token number from 0 to {last}; "
                     "use the tokenizer of this model"
                 )

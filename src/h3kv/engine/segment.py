@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from h3kv.core.layout import CacheLayout
+from h3kv.core.ports import BlockStore
 from h3kv.core.types import BlockKey, SegmentId, SegmentLabel, SlotHandle, Tier
 from h3kv.tiers.index_store import IndexSlot
 
@@ -57,6 +60,12 @@ class Segment:
     """What its blocks are, once it is sealed; None for a segment that no other sequence can share."""
     clustered_blocks: int = 0
     """Blocks among which its tokens are permuted, with an index over them; 0: they lie in order, without one."""
+    holds: int = 0
+    """Documents that want it to stay, in whatever tier."""
+    is_erased: bool = False
+    """Whether it holds KV of a document: zeros lie over its bytes wherever it leaves."""
+    is_withdrawn: bool = False
+    """Whether that document was deleted: nobody finds it or what continues it."""
     retrieving: int = 0
     """Pins of sequences that read it by retrieval: its index stays in memory for these."""
     index: IndexSlot | None = None
@@ -121,6 +130,24 @@ class SegmentStatistics:
     """Of segments that running sequences use, wherever they lie."""
     cold_blocks: int
     """Of these, those that lie in the cold store alone."""
+
+
+def count_segments(segments: Sequence[Segment], layout: CacheLayout) -> SegmentStatistics:
+    """What segments amount to."""
+    return SegmentStatistics(
+        segments=len(segments),
+        sealed=sum(segment.phase is Phase.SEALED for segment in segments),
+        pins=sum(segment.pins for segment in segments),
+        home_pins=sum(segment.pins for segment in segments if segment.home_L),
+        pinned_bytes=layout.block_bytes * sum(s.room_blocks for s in segments if s.pins and s.home_L),
+        used_blocks=sum(s.room_blocks for s in segments if s.pins),
+        cold_blocks=sum(s.room_blocks for s in segments if s.pins and not s.home_L),
+    )
+
+
+def return_slots(store: BlockStore, segment: Segment, handles_L: Sequence[SlotHandle]) -> None:
+    """Give a segment's slots in a store back, erased where that is to be."""
+    (store.erase if segment.is_erased else store.release)(handles_L)
 
 
 class RoomMaker(Protocol):

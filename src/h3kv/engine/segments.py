@@ -13,10 +13,8 @@ it has any, are in the directory, and it stays after its last unpin until its ro
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
-from h3kv.core.errors import TierFullError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import AddressableStore, Clock, Directory, PersistentStore, Telemetry
 from h3kv.core.types import (
@@ -26,20 +24,20 @@ from h3kv.core.types import (
     SegmentId,
     SegmentLabel,
     SlabKey,
-    SlotHandle,
     StoredSegment,
     Tier,
 )
+from h3kv.engine.home_room import HomeRoom
 from h3kv.engine.indexes import SegmentIndexes
-from h3kv.engine.segment import Phase, RoomMaker, Segment, SegmentStatistics
-from h3kv.policy.placement import (
-    Event,
-    SegmentAppeared,
-    SegmentGone,
-    SegmentPinned,
-    SegmentTouched,
-    SegmentUnpinned,
+from h3kv.engine.segment import (
+    Phase,
+    RoomMaker,
+    Segment,
+    SegmentStatistics,
+    count_segments,
+    return_slots,
 )
+from h3kv.policy import placement as policy
 from h3kv.telemetry import names
 
 
@@ -81,9 +79,11 @@ class SegmentTable:
         # Removed, while a copy or an arrival still uses their slots in the home.
         self._leaving: dict[SegmentId, Segment] = {}
         self._next_id = 1
-        self._room_maker: RoomMaker | None = None
+        self._room = HomeRoom(home, layout)
+        self.held_blocks = 0
+        """Of segments that documents hold, wherever they lie."""
         self._forget_pages: Callable[[SegmentId], None] = lambda _: None
-        self._events: list[Event] = []
+        self._events: list[policy.Event] = []
         # Segments that changed since someone asked; None: nobody ever did.
         self._changed: dict[SegmentId, None] | None = None
 
@@ -99,17 +99,17 @@ class SegmentTable:
 
     def free_blocks(self) -> int:
         """Blocks of the home over all layers that nobody holds. They may lie apart."""
-        return self.home.statistics().free_bytes // self.layout.block_bytes
+        return self._room.free_blocks()
 
     def serve_room(self, room_maker: RoomMaker) -> None:
-        """Say who makes room from now on. Without one, a full home refuses."""
-        self._room_maker = room_maker
+        """See `HomeRoom.serve`."""
+        self._room.serve(room_maker)
 
     def serve_pages(self, forget: Callable[[SegmentId], None]) -> None:
         """Say who keeps single pages: it hears when a segment leaves the cold store."""
         self._forget_pages = forget
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[policy.Event]:
         """What happened to sealed segments since the last call, for the policy."""
         events, self._events = self._events, []
         return events
@@ -144,7 +144,7 @@ class SegmentTable:
             TierFullError: what cannot be moved or given up leaves too little room. Then nothing was, unless the free
                 room lies in too small pieces, which only trying shows.
         """
-        handles = self._reserve(sizes, waits=waits)
+        handles = self._room.reserve(sizes, waits=waits)
         opened: list[Segment] = []
         try:
             for at, blocks in enumerate(sizes):
@@ -192,8 +192,11 @@ class SegmentTable:
         assert segment.phase is Phase.OPEN, f"segment {segment.id} is {segment.phase.name}"
         assert label is None or 1 <= len(label.keys) <= segment.room_blocks
         assert segment.home_L is not None
-        segment.label = label
-        segment.parent = None if parent is None else parent.id
+        if parent is not None:
+            segment.parent = parent.id
+            segment.is_erased |= parent.is_erased
+            segment.is_withdrawn |= parent.is_withdrawn
+        segment.label = None if segment.is_withdrawn else label
         segment.phase = Phase.SEALING
         segment.moves_in_flight = len(segment.home_L)
         moves = [Move(SlabKey(segment.id, layer), handle, None, label) for layer, handle in enumerate(segment.home_L)]
@@ -224,7 +227,7 @@ class SegmentTable:
             return None
         found.pins += 1
         self.note_changed(found)
-        self._events += [SegmentTouched(found.id), SegmentPinned(found.id)]
+        self._events += [policy.SegmentTouched(found.id), policy.SegmentPinned(found.id)]
         return found
 
     def unpin(self, segment: Segment) -> None:
@@ -236,7 +239,7 @@ class SegmentTable:
             segment.used_ns = self._clock.now_ns()
             self.indexes.release(segment)
         if segment.phase is Phase.SEALED:
-            self._events += [SegmentTouched(segment.id), SegmentUnpinned(segment.id)]
+            self._events += [policy.SegmentTouched(segment.id), policy.SegmentUnpinned(segment.id)]
         if segment.pins > 0:
             return
         if segment.phase in {Phase.OPEN, Phase.PRIVATE, Phase.LOST}:
@@ -244,9 +247,38 @@ class SegmentTable:
         elif segment.phase is Phase.SEALED and segment.label is None:
             self.give_up(segment)
 
+    def hold(self, segment: Segment) -> None:
+        """Have a sealed segment stay until it is let go, in any tier."""
+        assert segment.phase is Phase.SEALED
+        segment.holds += 1
+        if segment.holds == 1:
+            self.held_blocks += segment.room_blocks
+            self._events.append(policy.SegmentHeld(segment.id))
+
+    def let_go(self, segment: Segment) -> None:
+        """Undo one `hold`. Nothing where the segment was lost or withdrawn meanwhile: that ended all of them."""
+        if segment.holds == 1:
+            self._end_holds(segment)
+        elif segment.holds:
+            segment.holds -= 1
+
+    def withdraw(self, segment: Segment) -> None:
+        """Nobody finds a segment any more, nor what continues it; with its last pin, or `give_up`, it goes erased."""
+        segment.is_erased = True
+        if segment.phase in {Phase.SEALING, Phase.SEALED} and not segment.is_withdrawn:
+            segment.is_withdrawn = True
+            self._end_holds(segment)
+            self._directory.withdraw(segment.keys, segment.id)
+            segment.label = None
+            self.note_changed(segment)
+
+    def everywhere(self) -> list[Segment]:
+        """All segments, also those that were removed while a copy or an arrival uses their slots."""
+        return [*self._segments.values(), *self._leaving.values()]
+
     def give_up(self, segment: Segment) -> None:
         """Forget a sealed segment that nobody pins, wherever it lies."""
-        assert segment.phase is Phase.SEALED and segment.pins == 0
+        assert segment.phase is Phase.SEALED and segment.pins == 0 and segment.holds == 0
         self._forget(segment)
         self._remove(segment)
 
@@ -255,6 +287,7 @@ class SegmentTable:
         if segment.phase is not Phase.SEALED:
             return
         self._forget(segment)
+        self._end_holds(segment)
         segment.phase = Phase.LOST
         segment.change_place()
         self.release_cold(segment)
@@ -275,7 +308,7 @@ class SegmentTable:
         """Give its slots in the home back, if it has any. The index of a segment that is in use stays in memory."""
         if segment.home_L is not None:
             self.indexes.keep(segment)
-            self.home.release(segment.home_L)
+            return_slots(self.home, segment, segment.home_L)
             segment.home_L = segment.addresses_L = None
             segment.change_place()
             self.note_changed(segment)
@@ -283,7 +316,7 @@ class SegmentTable:
     def release_cold(self, segment: Segment) -> None:
         """Give its slots in the cold store back, if it has any."""
         if segment.cold_L is not None and self.cold is not None:
-            self.cold.release(segment.cold_L)
+            return_slots(self.cold, segment, segment.cold_L)
             segment.cold_L = None
             self._forget_pages(segment.id)
             segment.change_place()
@@ -291,30 +324,22 @@ class SegmentTable:
 
     def statistics(self) -> SegmentStatistics:
         """Contents now."""
-        segments = self._segments.values()
-        return SegmentStatistics(
-            segments=len(segments),
-            sealed=sum(segment.phase is Phase.SEALED for segment in segments),
-            pins=sum(segment.pins for segment in segments),
-            home_pins=sum(segment.pins for segment in segments if segment.home_L),
-            pinned_bytes=self.layout.block_bytes * sum(s.room_blocks for s in segments if s.pins and s.home_L),
-            used_blocks=sum(s.room_blocks for s in segments if s.pins),
-            cold_blocks=sum(s.room_blocks for s in segments if s.pins and not s.home_L),
-        )
+        return count_segments(list(self._segments.values()), self.layout)
 
     def check_integrity(self) -> None:
         """Assert that the home's room belongs to these segments, and that what is shared can be found and read."""
         self.home.check_integrity()
         self.indexes.check_integrity(list(self._segments.values()))
-        holders = [*self._segments.values(), *self._leaving.values()]
-        rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in holders)
+        rooms = sum(s.room_blocks * ((s.home_L is not None) + (s.arrival is not None)) for s in self.everywhere())
         reserved = self.layout.block_bytes * rooms + self._apart_bytes
-        reserved += self.layout.block_bytes * (0 if self._room_maker is None else self._room_maker.refused_blocks)
+        reserved += self.layout.block_bytes * self._room.refused_blocks
         assert self.home.statistics().used_bytes == reserved, "the home holds slots that no segment owns"
+        assert self.held_blocks == sum(s.room_blocks for s in self._segments.values() if s.holds)
         for segment in self._segments.values():
             if segment.home_L is not None:
                 assert segment.addresses_L == tuple(self.home.address(handle) for handle in segment.home_L)
             assert segment.pins > 0 or segment.phase in {Phase.SEALING, Phase.SEALED}, f"segment {segment.id} leaked"
+            assert segment.holds == 0 or segment.phase is Phase.SEALED, f"segment {segment.id} is held and gone"
             is_sealing = segment.phase is Phase.SEALING
             assert is_sealing == (segment.moves_in_flight > 0), f"segment {segment.id} waits for no move"
             if segment.phase is Phase.SEALED:
@@ -322,39 +347,16 @@ class SegmentTable:
                 for layer, handle in enumerate(segment.home_L or ()):
                     assert self.home.lookup(SlabKey(segment.id, layer)) == handle
 
-    def _reserve(self, sizes: Sequence[int], *, waits: bool) -> list[SlotHandle]:
-        """Slots for all layers of segments of these sizes, segment by segment."""
-        slots = [blocks for blocks in sizes for _ in range(self.layout.layers)]
-        needed = sum(sizes)
-        while True:
-            free = self.free_blocks()
-            if needed <= free:
-                # Refused where the free room lies in too small pieces.
-                with contextlib.suppress(TierFullError):
-                    return self.home.reserve(slots)
-            self._check_room(needed)
-            assert self._room_maker is not None
-            if not self._room_maker.make_room(max(needed, free + 1), waits=waits):
-                return self.home.reserve(slots)
-
-    def _check_room(self, needed: int) -> None:
-        statistics = self.home.statistics()
-        freeable = 0 if self._room_maker is None else self._room_maker.freeable_blocks()
-        needed_bytes, freeable_bytes = needed * self.layout.block_bytes, freeable * self.layout.block_bytes
-        if self._room_maker is None or needed_bytes > statistics.free_bytes + freeable_bytes:
-            raise TierFullError(
-                f"{needed_bytes} bytes are needed; of {statistics.capacity_bytes} bytes {statistics.free_bytes} are "
-                f"free, {freeable_bytes} can be freed, and the rest is in use by running requests: wait for one to "
-                f"end, or raise {statistics.tier}.kv_bytes",
-                tier=statistics.tier,
-                needed_bytes=needed_bytes,
-                free_bytes=statistics.free_bytes + freeable_bytes,
-            )
+    def _end_holds(self, segment: Segment) -> None:
+        if segment.holds:
+            segment.holds = 0
+            self.held_blocks -= segment.room_blocks
+            self._events.append(policy.SegmentLetGo(segment.id))
 
     def _forget(self, segment: Segment) -> None:
         self._directory.withdraw(segment.keys, segment.id)
         self.note_changed(segment)
-        self._events.append(SegmentGone(segment.id))
+        self._events.append(policy.SegmentGone(segment.id))
 
     def _remove(self, segment: Segment) -> None:
         del self._segments[segment.id]
@@ -380,12 +382,12 @@ class SegmentTable:
         if segment.label is not None:
             self._directory.publish(segment.keys, segment.id)
         self._appear(segment)
-        self._events += [SegmentPinned(segment.id)] * segment.pins
+        self._events += [policy.SegmentPinned(segment.id)] * segment.pins
 
     def _appear(self, segment: Segment) -> None:
         segment.used_ns = self._clock.now_ns()
         self.note_changed(segment)
-        self._events.append(SegmentAppeared(segment.id, segment.parent, segment.room_blocks, segment.tiers))
+        self._events.append(policy.SegmentAppeared(segment.id, segment.parent, segment.room_blocks, segment.tiers))
 
     def _give_up_seal(self, segment: Segment) -> None:
         """Leave a segment to its owner, whose last pin takes it away."""

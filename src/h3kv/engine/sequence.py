@@ -6,6 +6,7 @@ Shapes: T tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,11 +19,11 @@ from h3kv.engine.detokenizer import Detokenizer
 from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.request import Request, RequestId
-from h3kv.engine.sampling import Sampler
+from h3kv.engine.sampling import Choice, Sampler
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stopping import FinishReason, StopRule
 from h3kv.models.config import ModelConfig
-from h3kv.models.decoder import KvCache
+from h3kv.models.decoder import SteppedKvCache, TokenBatch
 from h3kv.policy.chunking import chunk_end
 
 
@@ -34,8 +35,14 @@ class LanguageModel(Protocol):
         """Sizes and limits."""
         ...
 
-    def forward(self, token_ids_T: Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]) -> Tensor:
-        """See `Decoder.forward`."""
+    def steps(
+        self, token_ids_T: Tensor, cache: SteppedKvCache, *, logits: Literal["last", "all", "none"]
+    ) -> Generator[None, None, Tensor]:
+        """See `Decoder.steps`."""
+        ...
+
+    def decode(self, token_ids_B: Tensor, batch: TokenBatch) -> Tensor:
+        """See `Decoder.decode`."""
         ...
 
 
@@ -76,7 +83,7 @@ class ChunkRule:
 
 
 class RunningSequence:
-    """Advances by one chunk or one token at a time. Its owner closes `kv` when it ended.
+    """Advances by a chunk, in steps, or by a token, beside others. Its owner closes `kv` when it ended.
 
     Args:
         request_id: of the request.
@@ -107,7 +114,7 @@ class RunningSequence:
         self.prompt_tokens = len(request.prompt)
         self._retrieval = retrieval
         self._cached_tokens = sum(kv.reused_tokens.values())
-        self._sampler = Sampler(request.sampling)
+        self._sampler = Sampler(request.sampling, prompt=request.prompt)
         self._stop_rule = StopRule(request.sampling, vocabulary.eos_ids)
         self._detokenizer = Detokenizer(vocabulary.token_bytes, request.sampling.stop)
         self._submitted_ns = submitted_ns
@@ -115,13 +122,23 @@ class RunningSequence:
         self._prefill_ns = 0
         self._token_times_ns: list[int] = []
 
-    def step(self, model: LanguageModel, clock: Clock, *, chunks: ChunkRule, device: torch.device) -> list[Event]:
-        """Read the next chunk of what is known, or generate the next token.
+    @property
+    def is_answering(self) -> bool:
+        """Whether its next step is a token of the answer, of which everything before is in the cache."""
+        return self.kv.tokens >= self.prompt_tokens and self.kv.tokens == len(self.tokens) - 1
+
+    def read(
+        self, model: LanguageModel, clock: Clock, *, chunks: ChunkRule, device: torch.device
+    ) -> Generator[None, None, list[Event]]:
+        """Read the next chunk of what is known, in steps; its last token may give the first one of the answer.
 
         Tokens whose KV was lost are read again like a prompt, those of the answer included.
 
+        Yields:
+            Where others may take their turn. Left there, the chunk was never begun.
+
         Raises:
-            SlabCorruptError, SlabUnavailableError: a part of the KV cannot be read. The step may be taken again once
+            SlabCorruptError, SlabUnavailableError: a part of the KV cannot be read. The chunk may be read again once
                 that part is given up.
         """
         with interrupts_deferred():
@@ -139,19 +156,55 @@ class RunningSequence:
         with interrupts_deferred():
             self.kv.prepare(end - start)
         ids_T = torch.tensor(self.tokens[start:end], dtype=torch.int64, device=device)
-        logits = model.forward(ids_T, self.kv, logits="last" if is_last else "none")
-        token = self._sampler.choose(logits[-1]) if is_last else None
+        steps = model.steps(ids_T, self.kv, logits="last" if is_last else "none")
+        spent_ns = 0
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                logits_TV: Tensor = done.value
+                break
+            spent_ns += clock.now_ns() - began_ns
+            yield
+            began_ns = clock.now_ns()
+            with interrupts_deferred():
+                self.kv.refresh()
+            if self.kv.tokens != start:
+                return []
+        choice = self._sampler.choose(logits_TV[-1]) if is_last else None
         ended_ns = clock.now_ns()
         with interrupts_deferred():
             self.kv.settle(self.tokens)
         events: list[Event] = []
         if start < self.prompt_tokens:
-            self._prefill_ns += ended_ns - began_ns
+            self._prefill_ns += spent_ns + ended_ns - began_ns
             events.append(PrefillProgress(self.id, end, self._cached_tokens, self.prompt_tokens))
-        if token is not None:
-            self._token_times_ns.append(ended_ns)
-            events.append(self._accept(token))
+        if choice is not None:
+            events.append(self._accept(choice, ended_ns))
         return events
+
+    def begin_token(self) -> None:
+        """Make ready for the next token of the answer. `is_answering` may be false afterwards: a part was lost.
+
+        Raises:
+            TierFullError: there is no room for it.
+        """
+        with interrupts_deferred():
+            self.kv.refresh()
+            if self.is_answering:
+                self.kv.retrieval = self._retrieval
+                self.kv.prepare(1, reads_ahead=False)
+
+    def end_token(self, logits_V: Tensor, now_ns: int) -> TokenGenerated:
+        """Choose the next token after the newest one was computed.
+
+        Raises:
+            NumericsError: the scores are none.
+        """
+        choice = self._sampler.choose(logits_V)
+        with interrupts_deferred():
+            self.kv.settle(self.tokens)
+        return self._accept(choice, now_ns)
 
     def statistics(self) -> RequestStatistics:
         """Counts and times so far."""
@@ -167,8 +220,10 @@ class RunningSequence:
             recall=self.kv.cache.meter.recall,
         )
 
-    def _accept(self, token: int) -> TokenGenerated:
+    def _accept(self, choice: Choice, now_ns: int) -> TokenGenerated:
         """Take the newest token into the answer, and see whether it is the last."""
+        token = choice.token
+        self._token_times_ns.append(now_ns)
         self.tokens.append(token)
         text = "" if self._stop_rule.is_end_token(token) else self._detokenizer.push(token)
         self.finish_reason = self._stop_rule.check(
@@ -178,4 +233,4 @@ class RunningSequence:
         )
         if self.finish_reason is not None:
             text += self._detokenizer.finish()
-        return TokenGenerated(self.id, token, text)
+        return TokenGenerated(self.id, token, text, choice.logprobs)

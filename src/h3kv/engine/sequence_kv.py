@@ -11,7 +11,7 @@ segment when it leaves the window.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,8 @@ class SequenceKv:
         retrieves: bool = False,
     ) -> None:
         self.committed_blocks = committed_blocks
+        self.recomputed_tokens = 0
+        """That were found in the cold store and are computed all the same: whoever opened it says so."""
         self._retrieves = retrieves
         self._parts = parts
         self._segments = parts.segments
@@ -190,6 +192,12 @@ class SequenceKv:
     def attend(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, scale: float | None = None) -> Tensor:
         """See `PagedCache.attend`."""
         return self.cache.attend(layer, q_QHD, k_TKD, v_TKD, scale=scale)
+
+    def attend_steps(
+        self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+    ) -> Generator[None, None, Tensor]:
+        """See `PagedCache.attend_steps`."""
+        return self.cache.attend_steps(layer, q_QHD, k_TKD, v_TKD)
 
     def advance(self, tokens: int) -> None:
         """See `KvCache.advance`."""

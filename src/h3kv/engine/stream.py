@@ -20,6 +20,7 @@ from h3kv.core.ports import Clock, PersistentStore
 from h3kv.core.types import Completion, Fetch, SlabKey, SlotHandle
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
+from h3kv.engine.speeds import Speeds
 
 
 class ViewableStore(Protocol):
@@ -77,6 +78,7 @@ class SlabStream:
         poll: takes notice of what the cold store has ended, and passes ended fetches to `end_fetch`.
         clock: bounds waiting.
         wait_ns: longest time that a slab may take.
+        speeds: are told of waits and of what came. None: of no interest.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class SlabStream:
         poll: Callable[[], None],
         clock: Clock,
         wait_ns: int = 30 * NS_PER_S,
+        speeds: Speeds | None = None,
     ) -> None:
         assert len(slots) >= SLOTS_MIN, "attention waits for slabs that find no slot"
         self._cold = cold
@@ -98,6 +101,7 @@ class SlabStream:
         self._poll = poll
         self._clock = clock
         self._wait_ns = wait_ns
+        self._speeds = speeds or Speeds(clock)
         self._plan: list[SlabKey] = []
         self._next = 0
         self._repeats = True
@@ -218,8 +222,9 @@ class SlabStream:
             if left_ns <= 0:
                 message = f"slab {slab} did not come within {self._wait_ns / NS_PER_S:.0f} s: it is computed again"
                 raise SlabUnavailableError(message, key=slab)
-            self._cold.wait(min(left_ns, NS_PER_S))
-            self._poll()
+            with self._speeds.waiting():
+                self._cold.wait(min(left_ns, NS_PER_S))
+                self._poll()
 
     def _try_take(self, slab: SlabKey) -> int | None:
         """The address of a slab that is there. What is not there is on its way afterwards."""

@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from h3kv.core.errors import ModelCorruptError, RequestError
 
-Messages = Sequence[Mapping[str, str]]
-"""Each with a `role` and its `content`."""
+Messages = Sequence[Mapping[str, object]]
+"""Each with a `role` and its `content`; perhaps with `name`, `tool_calls` or `tool_call_id`, as OpenAI writes them but
+for the arguments of calls, which are objects."""
+
+Tools = Sequence[Mapping[str, object]]
+"""What a model may call, as OpenAI writes it: each with a `type` and a `function`."""
 
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 """Jinja's own, and what Python raises for an operation in a template that its operands do not allow."""
@@ -37,9 +41,9 @@ class _Generation(Extension):
 class ChatTemplate:
     """A compiled chat template.
 
-    It sees the variables, filters and tags that transformers gives a conversation without tools and documents, but no
-    clock: `strftime_now` is undefined and templates state a fixed date instead. So the same conversation always gives
-    the same text, and its prefix can be found in the cache.
+    It sees the variables, filters and tags that transformers gives a conversation without documents, but no clock:
+    `strftime_now` is undefined and templates state a fixed date instead. So the same conversation always gives the same
+    text, and its prefix can be found in the cache.
     """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], path: str) -> None:
@@ -59,24 +63,36 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         try:
+            self._has_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source, {**special_tokens, "raise_exception": _refuse})
         except jinja2.TemplateSyntaxError as error:
             message = f"the chat template in {path} is not valid Jinja ({error}); fetch the model again"
             raise ModelCorruptError(message, path=path) from error
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool, tools: Tools | None = None) -> str:
         """The conversation as text, ending where the model's answer begins if `add_generation_prompt`.
 
         Raises:
-            RequestError: the template refuses these messages.
+            RequestError: the template refuses these messages, or has no place for tools or for calls of them.
         """
+        self._check_tools(messages, tools)
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=add_generation_prompt
+                messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt
             )
         except _RENDER_ERRORS as error:
             message = f"the model's chat template refuses these messages ({error}); change their roles or order"
             raise RequestError(message) from error
+
+    def _check_tools(self, messages: Messages, tools: Tools | None) -> None:
+        if tools and not self._has_tools:
+            raise RequestError("tools: the model's chat template has no place for them; leave them out")
+        calls = [place for place, message in enumerate(messages) if message.get("tool_calls")]
+        if calls and "tool_calls" not in self.source:
+            raise RequestError(
+                f"messages[{calls[0]}].tool_calls: the model's chat template has no place for them; "
+                "put what was called into the content"
+            )
 
 
 def _refuse(reason: str) -> NoReturn:

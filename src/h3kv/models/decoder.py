@@ -1,11 +1,15 @@
 """A decoder of the Llama family: five operators and one attention per layer.
 
-Shapes: T tokens of the chunk, H query heads, K KV heads, D head dim, I hidden features, V vocabulary.
+    chunk     T tokens of one sequence        in steps between which the caller may do something else
+    decode    one token of each of B sequences, in one pass over the weights
+
+Shapes: T tokens of the chunk, B sequences, H query heads, K KV heads, D head dim, I hidden features, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Generator, Sequence
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +19,9 @@ from h3kv.core.errors import ShapeError
 from h3kv.models.config import ModelConfig
 from h3kv.models.kernels import Kernels
 from h3kv.models.rope import Rotary
-from h3kv.models.weights import Weights
+from h3kv.models.weights import LayerWeights, Weights
+
+ResultT = TypeVar("ResultT")
 
 
 class KvCache(Protocol):
@@ -42,8 +48,50 @@ class KvCache(Protocol):
         ...
 
 
+class SteppedKvCache(KvCache, Protocol):
+    """One whose attention over a long chunk can be interrupted."""
+
+    def attend_steps(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Generator[None, None, Tensor]:
+        """As `attend`, with the same result, in steps."""
+        ...
+
+
+class TokenBatch(Protocol):
+    """The next token of each of several sequences."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of the tokens, each in its sequence."""
+        ...
+
+    def attend(self, layer: int, q_BHD: Tensor, k_BKD: Tensor, v_BKD: Tensor) -> Tensor:
+        """Append each token's key and value to its sequence, then attend to all of that: [B, H, D], as `KvCache`."""
+        ...
+
+    def advance(self) -> None:
+        """End the tokens, after all layers saw them."""
+        ...
+
+
+class _Unstepped:
+    """A cache whose attention is one step."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self.attend = cache.attend
+        self.advance = cache.advance
+
+    @property
+    def tokens(self) -> int:
+        return self._cache.tokens
+
+    def attend_steps(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Generator[None, None, Tensor]:
+        yield from ()
+        return self._cache.attend(layer, q_THD, k_TKD, v_TKD)
+
+
 class Decoder:
-    """Runs chunks of one sequence at a time through the model. Holds no state of any sequence."""
+    """Runs tokens through the model. Holds no state of any sequence."""
 
     def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
         self.config = config
@@ -56,14 +104,24 @@ class Decoder:
             device=weights.embedding_VI.device,
         )
 
-    @torch.inference_mode()
     def forward(self, token_ids_T: Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]) -> Tensor:
+        """As `steps`, all of them."""
+        return run(self.steps(token_ids_T, _Unstepped(cache), logits=logits))
+
+    @torch.inference_mode()
+    def steps(
+        self, token_ids_T: Tensor, cache: SteppedKvCache, *, logits: Literal["last", "all", "none"]
+    ) -> Generator[None, None, Tensor]:
         """Logits of the chunk: fp32 [1, V] of its last token, [T, V] of all, or [0, V].
 
         Args:
             token_ids_T: int64 on the model's device, at least one token.
             cache: this sequence's cache. Grows by T tokens.
             logits: whose logits to compute. In the last layer only their rows pass through attention and MLP.
+
+        Yields:
+            Between layers, and within their attention: the caller may go on later, or never. Until then the cache does
+            not count these tokens.
 
         Raises:
             ShapeError: the chunk is empty or not one-dimensional.
@@ -78,11 +136,47 @@ class Decoder:
             rows = wanted if index == config.layers - 1 else tokens
             qkv_TE = kernels.norm_linear(x_TI, layer.attention_norm_I, config.norm_eps, layer.qkv)
             q_THD, k_TKD, v_TKD = kernels.rotate(qkv_TE, rotary, config.head_geometry, layer.qk_norms)
-            attended_THD = cache.attend(index, q_THD[-rows:], k_TKD, v_TKD)
-            x_TI = kernels.linear_add(attended_THD.flatten(1), layer.output, x_TI[-rows:])
-            gated_TG = kernels.norm_gate_up(x_TI, layer.mlp_norm_I, config.norm_eps, layer.gate_up)
-            x_TI = kernels.linear_add(gated_TG, layer.down, x_TI)
+            attended_THD = yield from cache.attend_steps(index, q_THD[-rows:], k_TKD, v_TKD)
+            x_TI = self._mix(attended_THD, x_TI[-rows:], layer)
+            yield
         cache.advance(tokens)
         if logits == "none":
             return torch.empty(0, config.vocabulary_size, dtype=torch.float32, device=x_TI.device)
         return kernels.logits(x_TI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+
+    @torch.inference_mode()
+    def decode(self, token_ids_B: Tensor, batch: TokenBatch) -> Tensor:
+        """Logits of one more token of each sequence: fp32 [B, V].
+
+        With native kernels each row is the same, bit for bit, whatever other rows there are.
+
+        Args:
+            token_ids_B: int64 on the model's device, one for each sequence of the batch, at least one.
+            batch: their caches. Each grows by one token.
+        """
+        config, weights, kernels = self.config, self.weights, self._kernels
+        rotary = self._rotary.rows_at(batch.positions)
+        x_BI = functional.embedding(token_ids_B, weights.embedding_VI)
+        for index, layer in enumerate(weights.layers):
+            qkv_BE = kernels.norm_linear(x_BI, layer.attention_norm_I, config.norm_eps, layer.qkv)
+            q_BHD, k_BKD, v_BKD = kernels.rotate(qkv_BE, rotary, config.head_geometry, layer.qk_norms)
+            x_BI = self._mix(batch.attend(index, q_BHD, k_BKD, v_BKD), x_BI, layer)
+        batch.advance()
+        return kernels.logits(x_BI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+
+    def _mix(self, attended_THD: Tensor, x_TI: Tensor, layer: LayerWeights) -> Tensor:
+        """What a layer does with its attention."""
+        kernels = self._kernels
+        x_TI = kernels.linear_add(attended_THD.flatten(1), layer.output, x_TI)
+        gated_TG = kernels.norm_gate_up(x_TI, layer.mlp_norm_I, self.config.norm_eps, layer.gate_up)
+        return kernels.linear_add(gated_TG, layer.down, x_TI)
+
+
+def run(steps: Generator[None, None, ResultT]) -> ResultT:
+    """What steps come to, all of them taken."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: ResultT = end.value
+            return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,7 +92,15 @@ class Rotary:
 
     def rows(self, start: int, tokens: int) -> RotaryRows:
         """Rows for the positions `start .. start + tokens - 1`, on the device given at construction."""
-        positions_T = torch.arange(start, start + tokens, device=self._frequencies_R.device, dtype=torch.float32)
+        return self.rows_at(range(start, start + tokens))
+
+    def rows_at(self, positions: Sequence[int]) -> RotaryRows:
+        """Rows for any positions, one for each, in order."""
+        if isinstance(positions, range):
+            positions_T = torch.arange(positions.start, positions.stop, dtype=torch.float32)
+        else:
+            positions_T = torch.tensor(positions, dtype=torch.float32)
+        positions_T = positions_T.to(self._frequencies_R.device)
         angles_TR = torch.outer(positions_T, self._frequencies_R)
         return RotaryRows(angles_TR.cos().mul_(self._amplitude), angles_TR.sin().mul_(self._amplitude))
 

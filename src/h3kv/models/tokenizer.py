@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from h3kv.core.errors import ModelCorruptError, ModelNotFoundError, ModelUnsupportedError, RequestError
-from h3kv.models.chat_template import ChatTemplate, Messages
+from h3kv.models.chat_template import ChatTemplate, Messages, Tools
 from h3kv.models.file_errors import file_errors
 from h3kv.models.json_file import read_optional_json
 
@@ -84,15 +84,20 @@ class Tokenizer:
             self._bytes_of[token] = self._convert(token)
         return self._bytes_of[token]
 
-    def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+    def apply_chat(self, messages: Messages, add_generation_prompt: bool = True, *, tools: Tools | None = None) -> str:
         """The conversation as the text that the model expects.
 
+        Args:
+            messages: oldest first.
+            add_generation_prompt: end where the model's answer begins.
+            tools: what it may call.
+
         Raises:
-            RequestError: the model has no chat template, or it refuses these messages.
+            RequestError: the model has no chat template, or it refuses these messages or has no place for tools.
         """
         if self.chat_template is None:
             raise RequestError(f"the model in {self._path} has no chat template; give it a plain prompt")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def _convert(self, token: int) -> bytes:
         if token in self._added:

@@ -21,6 +21,7 @@ from h3kv.policy.placement_state import (
     Copy,
     Drop,
     Event,
+    KnownEvent,
     MoveAsked,
     MoveFailed,
     MoveNotAsked,
@@ -33,11 +34,14 @@ from h3kv.policy.placement_state import (
     RoomReported,
     SegmentAppeared,
     SegmentGone,
+    SegmentHeld,
     SegmentLeft,
+    SegmentLetGo,
     SegmentPinned,
     SegmentPlaced,
     SegmentTouched,
     SegmentUnpinned,
+    behind,
 )
 
 __all__ = [
@@ -54,7 +58,9 @@ __all__ = [
     "RoomReported",
     "SegmentAppeared",
     "SegmentGone",
+    "SegmentHeld",
     "SegmentLeft",
+    "SegmentLetGo",
     "SegmentPinned",
     "SegmentPlaced",
     "SegmentTouched",
@@ -148,11 +154,7 @@ class _Draft:
                 if known is not None:
                     self._fold_known(known, event)
 
-    def _fold_known(
-        self,
-        known: PlacedSegment,
-        event: SegmentTouched | SegmentPinned | SegmentUnpinned | SegmentPlaced | SegmentLeft | MoveFailed | MoveAsked,
-    ) -> None:
+    def _fold_known(self, known: PlacedSegment, event: KnownEvent) -> None:
         self.tick += 1
         match event:
             case SegmentTouched():
@@ -164,6 +166,8 @@ class _Draft:
             case SegmentUnpinned():
                 assert known.pins > 0, f"segment {known.segment} is not pinned"
                 known = replace(known, last_used=self.tick, pins=known.pins - 1)
+            case SegmentHeld() | SegmentLetGo():
+                known = replace(known, is_held=isinstance(event, SegmentHeld))
             case SegmentPlaced(tier=tier):
                 self._end_copy(known.segment, tier)
                 known = replace(known, tiers=known.tiers | {tier})
@@ -182,10 +186,10 @@ class _Draft:
         self._set(known)
 
     def _try_again(self) -> None:
-        """What found no room on NVMe may find it now, and as long as it is pinned it can leave HOST in no other way."""
+        """What found no room on NVMe may find it now; while it is pinned or held it can leave HOST in no other way."""
         for segment in self.unwritten:
             known = self.segments[segment]
-            if known.pins > 0 and Tier.NVME in known.held_back:
+            if known.stays and Tier.NVME in known.held_back:
                 self._set(replace(known, held_back=known.held_back - {Tier.NVME}))
 
     def _end_copy(self, segment: SegmentId, target: Tier) -> None:
@@ -245,7 +249,7 @@ class _Draft:
         passed: dict[SegmentId, list[PlacedSegment]] = {}
         for each in self._eviction_order():
             if missing > 0 and each.segment in self.unwritten:
-                victims += (going := [*_behind(each, passed), each])
+                victims += (going := [*behind(each, passed), each])
                 missing -= sum(one.blocks for one in going if Tier.HOST in one.tiers)
             elif each.parent is not None:
                 passed.setdefault(each.parent, []).append(each)
@@ -348,7 +352,7 @@ class _Draft:
             return False
         if target is Tier.NVME:
             # Nothing goes for the sake of what was used longer ago.
-            used_before = self.tick + 1 if each.pins > 0 else each.last_used
+            used_before = self.tick + 1 if each.stays else each.last_used
             wanted = self.needs.get(Tier.NVME, 0) + each.blocks
             if not self._make_nvme_room(wanted, used_before=used_before):
                 return False
@@ -385,15 +389,9 @@ class _Draft:
     def _eviction_order(self) -> list[PlacedSegment]:
         """Segments that nobody uses, least recently used first, each after all that continue it."""
         candidates = [
-            # A segment in flight stays, as if it were pinned.
-            Candidate(each.segment, each.parent, each.last_used, each.pins + (each.segment in self.copies))
+            # A segment in flight stays, and so does one that is held, as if they were pinned.
+            Candidate(each.segment, each.parent, each.last_used, each.stays + (each.segment in self.copies))
             for each in self.segments.values()
             if each.tiers
         ]
         return [self.segments[segment] for segment in order_evictions(candidates)]
-
-
-def _behind(segment: PlacedSegment, children: dict[SegmentId, list[PlacedSegment]]) -> list[PlacedSegment]:
-    """All that continue a segment, each after what continues it; taken out of `children`."""
-    direct = children.pop(segment.segment, [])
-    return [each for child in direct for each in (*_behind(child, children), child)]

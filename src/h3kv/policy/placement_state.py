@@ -45,6 +45,20 @@ class SegmentUnpinned:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentHeld:
+    """It shall not be given up, though it may move: a document wants it to stay."""
+
+    segment: SegmentId
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLetGo:
+    """No document wants it to stay any more."""
+
+    segment: SegmentId
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlaced:
     """A copy of it is complete in this tier."""
 
@@ -113,20 +127,20 @@ class MoveNotAsked:
     segment: SegmentId
 
 
-Event: TypeAlias = (
-    SegmentAppeared
-    | SegmentTouched
+KnownEvent: TypeAlias = (
+    SegmentTouched
     | SegmentPinned
     | SegmentUnpinned
+    | SegmentHeld
+    | SegmentLetGo
     | SegmentPlaced
     | SegmentLeft
-    | SegmentGone
     | MoveFailed
     | MoveAsked
-    | MoveNotAsked
-    | RoomNeeded
-    | RoomReported
 )
+"""About a segment that is there."""
+
+Event: TypeAlias = KnownEvent | SegmentAppeared | SegmentGone | MoveNotAsked | RoomNeeded | RoomReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +198,21 @@ class PlacedSegment:
     held_back: frozenset[Tier] = frozenset()
     """Tiers that it is not copied to until it is touched, or pinned again in the case of HOST: a copy failed, found no
     room, or was given up for room."""
+    is_held: bool = False
+    """Whether its last copy stays."""
     rests_until_ns: int = 0
     """Until then a move that was asked for is not undone without need."""
+
+    @property
+    def stays(self) -> int:
+        """How many want it not to be given up."""
+        return self.pins + self.is_held
+
+
+def behind(segment: PlacedSegment, children: dict[SegmentId, list[PlacedSegment]]) -> list[PlacedSegment]:
+    """All that continue a segment, each after what continues it; taken out of `children`."""
+    direct = children.pop(segment.segment, [])
+    return [each for child in direct for each in (*behind(child, children), child)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class NodeOptions:
     http_host: str = LOOPBACK
     http_port: int = 8000
     directory: str = "memory"
-    """Of the controller: `memory`, or the URL of a Redis or Valkey server."""
+    """Of the controller, and of gpu_worker for its quotas: `memory`, or the URL of a Redis or Valkey server."""
     tracing_endpoint: str | None = None
     settings: Mapping[Service, Mapping[str, str]] = field(default_factory=dict)
     """More of the environment of each service, without its prefix: `{"MODEL": "{...}"}`."""
@@ -151,7 +151,7 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
         case Service.ANN_OFFLOAD:
             return {**own, **controller, **crew, "REGIONS": str(options.run_folder / "regions.sock")}
         case Service.GPU_WORKER:
-            return {**own, **store, **controller, **crew, "TIERS": "services"}
+            return {**own, **store, **controller, **crew, "TIERS": "services", "DIRECTORY": options.directory}
 
 
 def _address(name: str, options: NodeOptions) -> UnixAddress:

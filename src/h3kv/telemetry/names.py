@@ -36,6 +36,10 @@ REQUESTS: Final = "h3_requests_total"
 PREFILL_TOKENS: Final = "h3_prefill_tokens_total"
 PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
 DECODE_TOKENS: Final = "h3_decode_tokens_total"
+LOAD_OR_RECOMPUTE: Final = "h3_load_or_recompute_total"
+LOAD_OR_RECOMPUTE_TOKENS: Final = "h3_load_or_recompute_tokens_total"
+QUOTA_REFUSALS: Final = "h3_quota_refusals_total"
+QUOTA_LOCAL_REQUESTS: Final = "h3_quota_local_requests_total"
 CORRUPT_SLABS: Final = "h3_corrupt_slabs_total"
 STORE_DEGRADED: Final = "h3_store_degraded"
 STORE_AREAS_TAKEN: Final = "h3_store_areas_taken_total"
@@ -176,6 +180,24 @@ _REQUESTS = (
     _counter(PREFILL_TOKENS, "tokens", (), "Prompt tokens that were computed.", by=_WORKER),
     _counter(PREFIX_HIT_TOKENS, "tokens", ("tier",), "Prompt tokens that were found, by where they lay.", by=_WORKER),
     _counter(DECODE_TOKENS, "tokens", (), "Generated tokens.", by=_WORKER),
+    _counter(
+        LOAD_OR_RECOMPUTE,
+        "requests",
+        ("choice",),
+        "Requests whose prefix ended in the cold store: load where all of it was read, else recompute.",
+        by=_WORKER,
+    ),
+    _counter(LOAD_OR_RECOMPUTE_TOKENS, "tokens", ("choice",), "Tokens of these ends, by what was done.", by=_WORKER),
+    _counter(
+        QUOTA_REFUSALS,
+        "requests",
+        ("reason",),
+        "Requests refused for a tenant's quota: too_large, used_up.",
+        by=_WORKER,
+    ),
+    _counter(
+        QUOTA_LOCAL_REQUESTS, "requests", (), "Requests that no server of quotas counted: it was away.", by=_WORKER
+    ),
     _histogram(TTFT, "seconds", (), "From submission to the first token.", by=_WORKER, buckets=REQUEST_BUCKETS),
     _histogram(ITL, "seconds", (), "From one token of an answer to the next.", by=_WORKER, buckets=STEP_BUCKETS),
     _counter(HTTP_REQUESTS, "requests", ("route", "status"), "HTTP requests answered, by status code.", by=_GATEWAY),

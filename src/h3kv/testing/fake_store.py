@@ -127,6 +127,15 @@ class FakeStore:
                 self._visible.pop(slot.slab, None)
             del self._slots[slot.handle.slot]
 
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.erase`."""
+        slots = [self._slot(handle) for handle in handles]
+        self.release(handles)
+        for slot in slots:
+            # What a fetch still reads is reached by nobody else.
+            if not any(each.slot is slot for each in self._in_flight):
+                slot.memory[:] = bytes(len(slot.memory))
+
     def statistics(self) -> StoreStatistics:
         """See `BlockStore.statistics`."""
         return StoreStatistics(

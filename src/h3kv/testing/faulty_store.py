@@ -136,6 +136,15 @@ class FaultyStore:
         """See `BlockStore.release`."""
         self._inner.release(handles)
 
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.erase`."""
+        self._inner.erase(handles)
+
+    @property
+    def erasing(self) -> int:
+        """See `PersistentStore.erasing`, which `inner` must satisfy."""
+        return self._persistent.erasing
+
     def restore(self, number: Callable[[], SegmentId]) -> list[StoredSegment]:
         """See `PersistentStore.restore`, which `inner` must satisfy."""
         return self._persistent.restore(number)

@@ -126,6 +126,14 @@ class SlabStore:
             if key is not None:
                 self._visible.pop(key, None)
 
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.erase`."""
+        for handle in handles:
+            self._open_slots().validate(handle)
+        for handle in handles:
+            self._room(handle, self._layout.size_bytes(handle.blocks)).zero_()
+        self.release(handles)
+
     def statistics(self) -> StoreStatistics:
         """See `BlockStore.statistics`."""
         return StoreStatistics(

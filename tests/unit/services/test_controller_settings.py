@@ -32,7 +32,7 @@ def test_thresholds_have_their_names_and_units(monkeypatch: pytest.MonkeyPatch) 
     ("name", "value", "named"),
     [
         ("RULES__TICK", "soon", "RULES__TICK = 'soon'"),
-        ("RULES__TOCK", "1s", "RULES = .*not permitted"),
+        ("RULES__TOCK", "1s", "RULES__TOCK: unknown setting; did you mean .*RULES__TICK"),
         ("DIRECTORI", "memory", "did you mean H3_MIGRATION_CONTROLLER_DIRECTORY"),
         ("NVME_IO", "nowhere", "NVME_IO"),
         ("NODE", "(none)", "NODE"),

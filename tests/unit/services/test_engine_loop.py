@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import torch
 
 from h3kv.core.errors import (
     ContextLengthError,
@@ -21,32 +20,28 @@ from h3kv.core.errors import (
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import Event, Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
-from h3kv.models.decoder import KvCache
 from h3kv.telemetry.trace_context import UNTRACED, TraceContext, pack_context
 from h3kv.telemetry.tracing import NOTHING, Attributes, NullTracer, Span, UnrecordedSpan
-from h3kv.testing.engines import CONFIG, Rig, make_rig, prompt_tokens, tiny_decoder
+from h3kv.testing.engines import Rig, make_rig, prompt_tokens, tiny_decoder
+from h3kv.testing.hooked_model import HookedModel
 from services.gpu_worker.loop import Answer, EngineLoop
 
 WAIT_S = 30.0
 WAIT_NS = 30 * NS_PER_S
 
 
-class GatedModel:
+class GatedModel(HookedModel):
     """The tiny decoder. While it is held, a step waits in the middle."""
 
-    config = CONFIG
-
     def __init__(self) -> None:
+        super().__init__(tiny_decoder(), before=lambda *_: self._wait())
         self.opened = threading.Event()
         self.opened.set()
         self.entered = threading.Event()
 
-    def forward(
-        self, token_ids_T: torch.Tensor, cache: KvCache, *, logits: Literal["last", "all", "none"]
-    ) -> torch.Tensor:
+    def _wait(self) -> None:
         self.entered.set()
         assert self.opened.wait(WAIT_S), "nobody opened the gate"
-        return tiny_decoder().forward(token_ids_T, cache, logits=logits)
 
     def hold(self) -> None:
         self.entered.clear()

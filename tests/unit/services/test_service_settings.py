@@ -47,7 +47,15 @@ def test_metrics_have_the_port_that_prometheus_asks_for_where_none_is_named() ->
     ("name", "value", "message"),
     [
         ("H3_GPU_WORKER_ADRESS", "x", "did you mean H3_GPU_WORKER_ADDRESS"),
-        ("H3_GPU_WORKER_MODEL__SORCE", "x", "H3_GPU_WORKER_MODEL__SORCE = 'x'|Extra inputs"),
+        (
+            "H3_GPU_WORKER_MODEL__SORCE",
+            "x",
+            "H3_GPU_WORKER_MODEL__SORCE: unknown setting; did you mean H3_GPU_WORKER_MODEL__SOURCE?",
+        ),
+        ("H3_GPU_WORKER_MODEL", '{"sorce": "x"}', "did you mean H3_GPU_WORKER_MODEL__SOURCE?"),
+        ("H3_GPU_WORKER_TRACING__X9", "1", "H3_GPU_WORKER_TRACING__X9: unknown setting; known are endpoint, sampled"),
+        ("H3_GPU_WORKER_CREDENTIALS__TLS__KEI", "k", "did you mean H3_GPU_WORKER_CREDENTIALS__TLS__KEY?"),
+        ("H3_GPU_WORKER_ADDRESS__PORT", "1", "H3_GPU_WORKER_ADDRESS has no parts"),
         ("H3_GPU_WORKER_MODEL__DTYPE", "fp8", "H3_GPU_WORKER_MODEL__DTYPE = 'fp8'"),
         ("H3_GPU_WORKER_ADDRESS", "unix://relative", "absolute path"),
         ("H3_GPU_WORKER_REQUESTS_MAX", "0", "H3_GPU_WORKER_REQUESTS_MAX = '0'"),

@@ -52,6 +52,13 @@ def test_helpers_find_the_crew_where_it_comes_together_and_have_places(tmp_path:
     assert all("H3_NVME_IO_OFFLOAD_THREADS" not in spec.environment for spec in few), "people may set it"
 
 
+def test_directory_and_quotas_are_counted_in_the_same_place(tmp_path: Path) -> None:
+    options = NodeOptions(run_folder=tmp_path, directory="redis://host:6379/0")
+    told = {spec.name: spec.environment for spec in plan_node(options, services_folder=tmp_path)}
+    assert told["migration_controller"]["H3_MIGRATION_CONTROLLER_DIRECTORY"] == "redis://host:6379/0"
+    assert told["gpu_worker"]["H3_GPU_WORKER_DIRECTORY"] == "redis://host:6379/0"
+
+
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="offload_workers = 65"):
         plan_node(NodeOptions(run_folder=tmp_path, offload_workers=65), services_folder=tmp_path)

@@ -53,6 +53,10 @@ class WriteBudget:
         """What may still be promised today; None: anything."""
         return None if self.limit_bytes is None else self.limit_bytes - self.spent_bytes - self.promised_bytes
 
+    def allows(self, size_bytes: int) -> bool:
+        """Whether so many bytes may still be promised today."""
+        return self.left_bytes is None or size_bytes <= self.left_bytes
+
     def spend(self, size_bytes: int) -> Op:
         """Count a write, and the write that keeps the count."""
         self._spent_bytes = self.spent_bytes + size_bytes

@@ -7,8 +7,10 @@
 
 One batch at a time; what is submitted meanwhile shares the flushes of the next one. Giving an extent back undoes its
 header on the disk. That goes along with the next batch's data, unless this batch writes where such an extent lay: then
-it is flushed first. So at any moment the disk holds, for each header that can be read, the data that it tells of. Where
-segments are wrapped, other threads do that before the first step.
+it is flushed first. So at any moment the disk holds, for each header that can be read, the data that it tells of, or
+zeros: of what is erased, zeros are written along with the data, and its header is undone along with the headers. Then
+nobody loses sight of data that still lies there. Where segments are wrapped, other threads do that before the first
+step.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class _Step:
 class _Batch:
     extents: list[Extent]
     undone: list[_Undo]
+    erased: list[Extent]
     failure: Outcome | None = None
     open_ops: int = 0
 
@@ -113,6 +116,8 @@ class Commits:
         self._queue: list[Extent] = []
         self._undo: list[_Undo] = []
         self._undo_is_urgent = False
+        self._erasures: list[Extent] = []
+        self._erased: list[Extent] = []
         self._batch: _Batch | None = None
         self._steps: Generator[_Step, None, None] | None = None
         self._serial = volume.superblock.epoch << 32
@@ -126,12 +131,24 @@ class Commits:
     @property
     def is_busy(self) -> bool:
         """Whether a batch is running or can start."""
-        return self._batch is not None or (self.broken is None and (bool(self._queue) or self._undo_is_urgent))
+        is_wanted = bool(self._queue or self._erasures) or self._undo_is_urgent
+        return self._batch is not None or (self.broken is None and is_wanted)
+
+    def check_unbroken(self) -> None:
+        """Raise TierBrokenError where writing failed."""
+        if self.broken is not None:
+            # A new one each time: the first is in completions, and would gather the traces of all who meet it.
+            raise TierBrokenError(str(self.broken), tier=Tier.NVME)
 
     @property
     def open_ops(self) -> int:
         """Ops and jobs of the running step that have not ended."""
         return 0 if self._batch is None else self._batch.open_ops
+
+    @property
+    def results_awaited(self) -> int:
+        """How many results it takes before anything can end: a step of a batch goes on with the last of its own."""
+        return self.open_ops if self.open_ops == self._volume.ops.in_flight else 1
 
     def write(self, extent: Extent) -> None:
         """Queue an extent whose slabs were all submitted."""
@@ -139,10 +156,19 @@ class Commits:
 
     def undo(self, extent: Extent, *, urgent: bool = False) -> None:
         """Have an extent's header taken from the disk: with the next batch, or in one of its own."""
-        if extent.is_on_disk and self.broken is None:
+        if extent.is_on_disk and self.broken is None and not extent.is_erased:
             extent.is_on_disk = False
             self.undo_header(extent.block, cells=extent.blocks, blocks=extent.blocks)
             self._undo_is_urgent |= urgent
+
+    def erase(self, extent: Extent) -> None:
+        """Have zeros over an idle extent's data, and then its header undone: see `take_erased`."""
+        self._erasures.append(extent)
+
+    def take_erased(self) -> list[Extent]:
+        """Extents of `erase` of which nothing is left on the disk, since the last call."""
+        erased, self._erased = self._erased, []
+        return erased
 
     def undo_header(self, block: int, *, cells: int, blocks: int) -> None:
         """Have the header at a block taken from the disk with the next batch.
@@ -173,6 +199,7 @@ class Commits:
             assert self._batch is not None
             if not self._step(self._batch):
                 ended += [(extent, self.broken) for extent in self._batch.extents]
+                self._erased += [] if self.broken is not None else self._batch.erased
                 self._batch = None
         if self.broken is not None:
             ended += [(extent, self.broken) for extent in self._queue]
@@ -188,20 +215,21 @@ class Commits:
         """Begin the next batch, if there is anything for it."""
         if not self.is_busy:
             return False
-        self._batch = _Batch(self._take_queue(), self._undo)
+        self._batch = _Batch(self._fitting(self._queue), self._undo, self._fitting(self._erasures))
         self._undo, self._undo_is_urgent = [], False
         self._steps = self._run(self._batch)
         return True
 
-    def _take_queue(self) -> list[Extent]:
-        """The oldest segments, as many as fit one batch."""
+    def _fitting(self, queue: list[Extent]) -> list[Extent]:
+        """The oldest segments, as many as fit one batch; taken out of the queue."""
         size, count = 0, 0
-        for extent in self._queue:
+        for extent in queue:
             size += extent.blocks * self._geometry.block_bytes
             if count and size > self._batch_bytes_max:
                 break
             count += 1
-        taken, self._queue = self._queue[:count], self._queue[count:]
+        taken = queue[:count]
+        del queue[:count]
         return taken
 
     def _step(self, batch: _Batch) -> bool:
@@ -271,9 +299,11 @@ class Commits:
             first = []
         wanted = [extent for extent in batch.extents if extent.owned_layers]
         data = [op for extent in wanted for op in self._writes.plain(extent)] if self._codec is None else []
+        first += [op for extent in batch.erased for op in self._zero_writes(extent)]
         if first or data or jobs:
             size = sum(op.size for op in [*first, *data]) + sum(int(job.ops_N["size"].sum()) for job in jobs)
-            headers_bytes = sum(extent.blocks for extent in wanted) * self._geometry.header_bytes
+            cells = sum(extent.blocks for extent in [*wanted, *batch.erased])
+            headers_bytes = cells * self._geometry.header_bytes
             spent = self._budget.spend(early_bytes + size + headers_bytes + SECTOR_BYTES)
             try:
                 yield _Step([*first, *data, spent], data=jobs)
@@ -282,8 +312,9 @@ class Commits:
                     job.give_back()
             yield _Step([Op(kind=FLUSH)])
         whole = [extent for extent in wanted if extent.owned_layers == len(extent.handles_L)]
-        if whole:
-            yield _Step([self._header_write(extent) for extent in whole])
+        if whole or batch.erased:
+            gone = [self._undo_write(_Undo(extent.block, extent.blocks, extent.blocks)) for extent in batch.erased]
+            yield _Step([*gone, *(self._header_write(extent) for extent in whole)])
             yield _Step([Op(kind=FLUSH)])
 
     def _header_write(self, extent: Extent) -> Op:
@@ -309,18 +340,14 @@ class Commits:
 
     def _blank_writes(self, area: int) -> list[Op]:
         """Zeros over an area's header table: what its owner before left there is gone before the area is ours."""
-        start, table_bytes = self._volume.geometry.area_offset(area), self._geometry.table_bytes
-        zeros = aligned_memory(min(_BLANK_BYTES, table_bytes))
-        return [
-            Op(
-                kind=WRITE,
-                offset=start + at,
-                address=address_of(zeros),
-                size=min(_BLANK_BYTES, table_bytes - at),
-                keep=zeros,
-            )
-            for at in range(0, table_bytes, _BLANK_BYTES)
-        ]
+        return _zeros(self._volume.geometry.area_offset(area), self._geometry.table_bytes)
+
+    def _zero_writes(self, extent: Extent) -> list[Op]:
+        """Zeros over all slabs of an extent, which lie one after the other."""
+        area, block = divmod(extent.block, self._geometry.blocks)
+        first = self._geometry.slab_offset(block, 0, blocks=extent.blocks)
+        size = self._geometry.slab_bytes(extent.blocks) * len(extent.handles_L)
+        return _zeros(self._volume.geometry.area_offset(area) + first, size)
 
     def _claim_write(self, area: int) -> Op:
         self._serial += 1
@@ -329,6 +356,16 @@ class Commits:
         self.areas_taken += before is not None and before.fingerprint != self._fingerprint
         entry = AreaEntry(self._fingerprint, self._geometry.mark, claimed=self._serial, used=epoch)
         return self._volume.area_write(area, entry)
+
+
+def _zeros(offset: int, size: int) -> list[Op]:
+    """Writes of zeros over a range of whole sectors."""
+    zeros = aligned_memory(min(_BLANK_BYTES, size))
+    address = address_of(zeros)
+    return [
+        Op(kind=WRITE, offset=offset + at, address=address, size=min(_BLANK_BYTES, size - at), keep=zeros)
+        for at in range(0, size, _BLANK_BYTES)
+    ]
 
 
 def _overlap(extents: Sequence[Extent], undone: Sequence[_Undo]) -> bool:

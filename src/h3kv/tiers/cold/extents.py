@@ -54,6 +54,8 @@ class Extent:
     """In flight."""
     is_on_disk: bool = False
     """Whether its header may be on the disk, so that giving it back must undo that."""
+    is_erased: bool = False
+    """Whether its bytes are to go before its room is handed out again."""
     promised_bytes: int = 0
     """Its part of the write budget, until it is written."""
 
@@ -72,6 +74,11 @@ class Extent:
     def layer_of(self, handle: SlotHandle) -> int:
         """The layer that one of its handles is for."""
         return (handle.slot - self.handles_L[0].slot) // self.blocks
+
+    def take_promise(self) -> int:
+        """Its part of the write budget, which it has no more then."""
+        promised, self.promised_bytes = self.promised_bytes, 0
+        return promised
 
     @property
     def is_idle(self) -> bool:

@@ -101,6 +101,8 @@ class ColdStore:
         self._units = UnitReads(volume.ops, writes, self._segments, check_bytes=mark.check_bytes)
         self._ended: list[Completion] = []
         self._written: list[tuple[Extent, TierBrokenError | None]] = []
+        # By their blocks; those that are still read or written included.
+        self._erasing: dict[int, Extent] = {}
         self._is_closed = False
         self._kept = self._recover(ours)
 
@@ -174,14 +176,15 @@ class ColdStore:
     def reserve(self, blocks: Sequence[int]) -> list[SlotHandle]:
         """See `BlockStore.reserve`."""
         self._check_open()
-        self._check_unbroken()
-        layers = self._layers
-        sizes = [extent_class(size) for size in blocks[::layers]]
-        assert [extent_class(size) for size in blocks] == [size for size in sizes for _ in range(layers)], (
-            f"sizes come segment by segment, the same one for each of {layers} layers"
+        self._commits.check_unbroken()
+        sizes = [extent_class(size) for size in blocks[:: self._layers]]
+        assert [extent_class(size) for size in blocks] == [size for size in sizes for _ in range(self._layers)], (
+            f"sizes come segment by segment, the same one for each of {self._layers} layers"
         )
         costs = [size * (self._geometry.block_bytes + self._geometry.header_bytes) for size in sizes]
-        self._check_budget(sum(costs))
+        if not self._budget.allows(sum(costs)):
+            self._meter.count_refusal()
+            raise budget_spent(self.path, self._budget, sum(costs))
         offsets = self._room.reserve(sizes)
         if offsets is None:
             raise no_room(self.path, self.statistics(), sum(sizes) * self._geometry.block_bytes)
@@ -198,7 +201,7 @@ class ColdStore:
         self._check_open()
         writes = [move for move in moves if isinstance(move, Move)]
         if writes:
-            self._check_unbroken()
+            self._commits.check_unbroken()
         targets = self._segments.check_moves(writes)
         fetches = [move for move in moves if isinstance(move, Fetch)]
         sources = [self._segments.check_fetch(fetch) for fetch in fetches]
@@ -225,7 +228,7 @@ class ColdStore:
             ended += self._segments.end_writing(extent, error)
             if extent.owned_layers < self._layers:
                 self._commits.undo(extent)
-            self._keep_promise(extent)
+            self._budget.promised_bytes -= extent.take_promise()
             self._free_if_idle(extent)
         for fetch, extent, fault in self._fetches.ended():
             ended.append(Completion(fetch, None if fault is None else self._read_error(fetch.key, extent, fault)))
@@ -244,7 +247,7 @@ class ColdStore:
             if self._codec.in_flight:
                 self._codec.wait(left_ns)
             elif self._volume.ops.in_flight > self._units.in_engine or self._commits.is_busy:
-                self._volume.ops.wait(left_ns, results=self._results_awaited())
+                self._volume.ops.wait(left_ns, results=self._commits.results_awaited)
             else:
                 return
 
@@ -274,11 +277,7 @@ class ColdStore:
         self._check_open()
         self._pump()
         tags_N, failed = self._units.take_ended()
-        failures = []
-        for unit in failed:
-            assert unit.extent.segment is not None
-            key = SlabKey(unit.extent.segment, unit.extent.layer_of(unit.source))
-            failures.append(FailedRead(unit.tag, unit.source, self._read_error(key, unit.extent, unit.fault)))
+        failures = (FailedRead(each.tag, each.source, self._read_error(*each.met)) for each in failed)
         return EndedReads(tags_N.data, tuple(failures))
 
     def wait_units(self, timeout_ns: int, *, reads: int = 1) -> None:
@@ -299,19 +298,36 @@ class ColdStore:
 
     def release(self, handles: Sequence[SlotHandle]) -> None:
         """See `BlockStore.release`."""
+        self._give_back(handles, is_erased=False)
+
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.erase`. The zeros count as written today, and are never refused."""
+        self._give_back(handles, is_erased=True)
+        self._pump()
+
+    @property
+    def erasing(self) -> int:
+        """See `PersistentStore.erasing`: counts segments."""
+        return len(self._erasing)
+
+    def _give_back(self, handles: Sequence[SlotHandle], *, is_erased: bool) -> None:
         self._check_open()
         for extent in self._segments.release(handles):
             if extent.phase is Phase.RESERVED:
                 self._ended += self._segments.end_waiting(extent)
+            if is_erased:
+                extent.is_erased = True
+                self._erasing[extent.block] = extent
             self._commits.undo(extent)
             self._free_if_idle(extent)
 
     def statistics(self) -> StoreStatistics:
-        """See `BlockStore.statistics`."""
+        """See `BlockStore.statistics`. What is being erased counts as used."""
+        going = sum(each.blocks * (self._layers - each.owned_layers) for each in self._erasing.values())
         return StoreStatistics(
             tier=self.tier,
             capacity_bytes=self._room.capacity_blocks * self._geometry.block_bytes,
-            used_bytes=self._geometry.slab_bytes(self._segments.extents.owned_blocks),
+            used_bytes=self._geometry.slab_bytes(self._segments.extents.owned_blocks + going),
             slabs_visible=len(self._segments.visible),
             moves_total=self._segments.moves_total,
             bytes_moved_total=self._segments.bytes_moved_total,
@@ -337,9 +353,8 @@ class ColdStore:
 
     def _recover(self, ours: Sequence[int]) -> list[Extent]:
         """Take the room of what earlier processes kept, oldest first. Of two copies of a segment the newer stays."""
-        self._meter.count_corrupt(len(self._volume.damaged_entries))
         found = read_back(self._volume, ours, room=self._room, commits=self._commits, extents=self._segments.extents)
-        self._meter.count_corrupt(found.damaged)
+        self._meter.count_corrupt(len(self._volume.damaged_entries) + found.damaged)
         for older in found.replaced:
             self.release(older.handles_L)
         return found.kept
@@ -359,12 +374,11 @@ class ColdStore:
         """Hand the room of an extent out again when nobody owns, writes or reads it."""
         if extent.is_idle and not extent.is_free:
             extent.is_free = True
-            self._keep_promise(extent)
-            self._room.release([extent.block])
-
-    def _keep_promise(self, extent: Extent) -> None:
-        self._budget.promised_bytes -= extent.promised_bytes
-        extent.promised_bytes = 0
+            self._budget.promised_bytes -= extent.take_promise()
+            if not extent.is_erased:
+                self._room.release([extent.block])
+            else:
+                self._commits.erase(extent)
 
     def _pump(self) -> None:
         """Let everything take the steps that it can take without waiting."""
@@ -373,27 +387,13 @@ class ColdStore:
         self._codec.poll()
         self._volume.ops.submit_each(self._fetches.land())
         self._written += self._commits.advance()
+        for extent in self._commits.take_erased():
+            del self._erasing[extent.block]
+            self._room.release([extent.block])
         self._units.top_up()
         for extent in self._units.take_idle():
             self._free_if_idle(extent)
         self._meter.update(self._commits, read_bytes=self._fetches.read_bytes + self._units.read_bytes)
-
-    def _results_awaited(self) -> int:
-        """How many results it takes before anything can end: a step of a batch goes on with the last of its own."""
-        writes = self._commits.open_ops
-        return writes if writes == self._volume.ops.in_flight else 1
-
-    def _check_unbroken(self) -> None:
-        broken = self._commits.broken
-        if broken is not None:
-            # A new one each time: the first is in completions, and would gather the traces of all who meet it.
-            raise TierBrokenError(str(broken), tier=self.tier)
-
-    def _check_budget(self, needed_bytes: int) -> None:
-        left = self._budget.left_bytes
-        if left is not None and needed_bytes > left:
-            self._meter.count_refusal()
-            raise budget_spent(self.path, self._budget, needed_bytes)
 
     def _check_open(self) -> None:
         if self._is_closed:

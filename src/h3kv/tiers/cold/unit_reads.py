@@ -81,6 +81,12 @@ class FailedUnit:
     extent: Extent
     fault: Outcome
 
+    @property
+    def met(self) -> tuple[SlabKey, Extent, Outcome]:
+        """What was read, and what came of it."""
+        assert self.extent.segment is not None
+        return SlabKey(self.extent.segment, self.extent.layer_of(self.source)), self.extent, self.fault
+
 
 class UnitReads:
     """Starts reads of pieces and collects their ends."""

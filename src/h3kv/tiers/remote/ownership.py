@@ -66,8 +66,8 @@ class Ownership:
             f"{handle.tier} slot {handle.slot} (generation {handle.generation}) is not this client's: look it up again"
         )
 
-    def release(self, holder: int, handles: Iterable[SlotHandle]) -> None:
-        """A holder gives slabs back. Those that are not its own are passed over: they went before."""
+    def release(self, holder: int, handles: Iterable[SlotHandle], *, is_erased: bool = False) -> None:
+        """A holder gives slabs back, or has them erased. Those that are not its own are passed over: they went before."""
         gone: list[SlotHandle] = []
         for handle in handles:
             try:
@@ -77,7 +77,9 @@ class Ownership:
             del self._by_slot[handle.slot]
             owned.left -= 1
             gone.append(handle)
-        if gone:
+        if gone and is_erased:
+            self._store.erase(gone)
+        elif gone:
             self._store.release(gone)
 
     def list_kept(self, holder: int) -> list[StoredSegment]:

@@ -14,6 +14,7 @@
     SLABS         of the list             count x HANDLE_DTYPE: what later reads count their slabs in
     UNITS         of the call             u64: number of the list | count x the 32 bytes of `PersistentStore.read_units`
     WRAPPED       of the call             count x HANDLE_DTYPE
+    ERASE         of the call             count x HANDLE_DTYPE
     TRACE         0                       24 bytes: the trace that what follows belongs to, zeros: none
 
     completion    number                  body
@@ -22,6 +23,7 @@
     FETCHED       0                       count x u64: numbers
     READ          of the call             count x u32: which reads of it brought their bytes
     IS_WRAPPED    of the call             count x u8
+    ERASED        of the call             nothing: zeros lie where the slabs of this call and of those before it lay
     FAILED        of what failed          JSON: reason, message, needed, free; for UNITS the reads, count of them
 
 A move is one whole segment, all layers. Flag 1 of a completion: the store takes no more moves.
@@ -62,12 +64,14 @@ class Kind(enum.IntEnum):
     UNITS = 6
     WRAPPED = 7
     TRACE = 8
+    ERASE = 9
     RESERVED = 16
     WRITTEN = 17
     FETCHED = 18
     READ = 19
     IS_WRAPPED = 20
     FAILED = 21
+    ERASED = 22
 
 
 _KINDS: Final = {kind.value: kind for kind in Kind}

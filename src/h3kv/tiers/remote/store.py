@@ -161,16 +161,19 @@ class RemoteColdStore:
 
     def release(self, handles: Sequence[SlotHandle]) -> None:
         """See `BlockStore.release`."""
-        self._check_open()
-        for handle in handles:
-            self._mirror.segments.extents.find(handle)
-        theirs = self._mirror.translate(handles)
-        extents = self._mirror.segments.release(handles)
-        for extent in extents:
-            if extent.phase is Phase.RESERVED:
-                self._transfers.end_waiting(extent)
-        self._mirror.forget_released(extents)
-        self._transfers.release(theirs)
+        self._transfers.release(self._give_back(handles))
+
+    def erase(self, handles: Sequence[SlotHandle]) -> None:
+        """See `BlockStore.erase`. The server does it. One that ended meanwhile finds its segments again when it is back,
+        and is told then to erase what nobody here knows.
+        """
+        theirs = self._give_back(handles)
+        self._transfers.erase(theirs, blocks=sum(handle.blocks for handle in handles))
+
+    @property
+    def erasing(self) -> int:
+        """See `PersistentStore.erasing`: counts calls."""
+        return len(self._transfers.erasing)
 
     def statistics(self) -> StoreStatistics:
         """See `BlockStore.statistics`."""
@@ -178,7 +181,9 @@ class RemoteColdStore:
         return StoreStatistics(
             tier=self.tier,
             capacity_bytes=self._capacity_bytes,
-            used_bytes=self._mirror.geometry.slab_bytes(segments.extents.owned_blocks),
+            used_bytes=self._mirror.geometry.slab_bytes(
+                segments.extents.owned_blocks + sum(self._transfers.erasing.values())
+            ),
             slabs_visible=len(segments.visible),
             moves_total=segments.moves_total,
             bytes_moved_total=segments.bytes_moved_total,
@@ -225,6 +230,19 @@ class RemoteColdStore:
         self._is_closed = True
         self._exchange.leave()
         self._mirror.segments.visible.clear()
+
+    def _give_back(self, handles: Sequence[SlotHandle]) -> list[SlotHandle]:
+        """Give slots back here. The server's handles of those that it still has."""
+        self._check_open()
+        for handle in handles:
+            self._mirror.segments.extents.find(handle)
+        theirs = self._mirror.translate(handles)
+        extents = self._mirror.segments.release(handles)
+        for extent in extents:
+            if extent.phase is Phase.RESERVED:
+                self._transfers.end_waiting(extent)
+        self._mirror.forget_released(extents)
+        return theirs
 
     def _wait(self, timeout_ns: int, is_over: Callable[[], bool]) -> None:
         deadline_ns = time.monotonic_ns() + timeout_ns
@@ -284,7 +302,12 @@ class RemoteColdStore:
         for extent in rejoined.lost:
             self._mirror.segments.retire(extent)
         self._kept = [extent for extent in self._kept if extent.phase is Phase.VISIBLE]
-        self._transfers.release(rejoined.strangers)
+        if not self._transfers.erasing:
+            self._transfers.release(rejoined.strangers)
+            return
+        # What they are is not known; that it was to be erased is likely.
+        self._transfers.erasing.clear()
+        self._transfers.erase(rejoined.strangers, blocks=sum(handle.blocks for handle in rejoined.strangers))
 
     def _check_takes_moves(self) -> None:
         self._pump()

@@ -49,6 +49,8 @@ class Transfers:
         # Segments that the server has written, or has not: visible with the next `take_ended`.
         self._written: list[tuple[int, Extent, TierBrokenError | None]] = []
         self._answers: dict[int, _Answer | None] = {}
+        self.erasing: dict[int, int] = {}
+        """Blocks of one layer of each call of `erase` that the server has not said to be done."""
 
     @property
     def has_ended(self) -> bool:
@@ -58,7 +60,7 @@ class Transfers:
     @property
     def in_flight(self) -> bool:
         """Whether anything is still to come."""
-        return bool(self._writes or self._fetches)
+        return bool(self._writes or self._fetches or self.erasing)
 
     def take_ended(self) -> list[Completion]:
         """What ended since the last call, in the order in which it began."""
@@ -135,6 +137,20 @@ class Transfers:
             self._exchange.send(records.pack(Kind.RELEASE, 0, records.handle_rows(part), count=len(part)))
         self._exchange.flush()
 
+    def erase(self, theirs: Sequence[SlotHandle], *, blocks: int) -> None:
+        """Have the server's slots overwritten, and give them back.
+
+        Args:
+            theirs: perhaps none: then what was begun before is waited for, also by an earlier client.
+            blocks: of one layer, that count as used until the server says that it is done.
+        """
+        parts = [theirs[at : at + FETCHES_MAX] for at in range(0, len(theirs), FETCHES_MAX)] or [()]
+        for part in parts:
+            number = self._exchange.numbers()
+            self.erasing[number] = blocks if part is parts[-1] else 0
+            self._exchange.send(records.pack(Kind.ERASE, number, records.handle_rows(part), count=len(part)))
+        self._exchange.flush()
+
     def take(self, record: Record) -> bool:
         """Take a completion if it is of a transfer or an answer."""
         if record.kind is Kind.FETCHED:
@@ -147,6 +163,9 @@ class Transfers:
             return True
         if record.kind in {Kind.RESERVED, Kind.IS_WRAPPED}:
             self._take_answer(record, None)
+            return True
+        if record.kind is Kind.ERASED:
+            self.erasing.pop(record.number, None)
             return True
         if record.kind is Kind.FAILED:
             return self._take_failure(record)

@@ -1,0 +1,282 @@
+"""Bodies of chats: messages, tools, the form of the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, StringConstraints
+from pydantic_core import from_json
+
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from services.gateway.bodies import TOKENS_MAX, Body, DocumentId, Name
+from services.gateway.openai import CHAT, LOGPROBS_MAX, AnswerBody, AnswerKind
+from services.gateway.problems import FieldError
+from services.gateway.tool_calls import CallMode, ToolUse, arguments_schema, calls_schema
+
+TOOLS_MAX: Final = 128
+DOCUMENTS_MAX: Final = 64
+
+Key = Annotated[str, StringConstraints(max_length=64)]
+Text = Annotated[str, StringConstraints(max_length=512)]
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
+class TextPart(Body):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    """What an assistant called."""
+
+    name: Name
+    arguments: str
+    """A JSON object, as text."""
+
+
+class MadeCall(Body):
+    """A call that an earlier answer made."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Of a streamed call. Changes nothing."""
+
+
+class Message(Body):
+    """One message of a chat."""
+
+    NEUTRAL: ClassVar[Mapping[str, object]] = {"annotations": []}
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(max_length=TOOLS_MAX)] | None = None
+    tool_call_id: CallId | None = None
+
+    def message(self, place: str) -> pb.ChatMessage:
+        """The same for gpu_worker.
+
+        Args:
+            place: of this message in the body, for errors.
+        """
+        if self.tool_calls is not None and self.role != "assistant":
+            raise FieldError(f"{place}.tool_calls: only an assistant calls tools", param=f"{place}.tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise FieldError(f"{place}.content is missing: give it", param=f"{place}.content")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            rule = "a message of role tool, and no other, names the call that it answers"
+            raise FieldError(f"{place}.tool_call_id: {rule}", param=f"{place}.tool_call_id")
+        parts = self.content if isinstance(self.content, list) else []
+        return pb.ChatMessage(
+            role="system" if self.role == "developer" else self.role,
+            content=self.content if isinstance(self.content, str) else "\n".join(part.text for part in parts),
+            name=self.name or "",
+            tool_calls_json=self._calls_json(place),
+            tool_call_id=self.tool_call_id or "",
+        )
+
+    def _calls_json(self, place: str) -> str:
+        if not self.tool_calls:
+            return ""
+        calls = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call, f"{place}.tool_calls[{index}].function.arguments"),
+                },
+            }
+            for index, call in enumerate(self.tool_calls)
+        ]
+        return json.dumps(calls, ensure_ascii=False)
+
+
+class FunctionSpec(Body):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments; left out: it has none."""
+    strict: bool = False
+
+
+class Tool(Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(Body):
+    """Which function."""
+
+    name: Name
+
+
+class NamedChoice(Body):
+    """That one function must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Body):
+    """What a JSON answer must look like. It always holds, with `strict` and without."""
+
+    name: Name
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    strict: bool = False
+
+
+class ResponseFormat(Body):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatBody(AnswerBody):
+    """Of `POST /v1/chat/completions`."""
+
+    NEUTRAL: ClassVar[Mapping[str, object]] = {"store": False, "service_tier": "auto", "modalities": ["text"]}
+    kind: ClassVar[AnswerKind] = CHAT
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool = True
+    document_ids: Annotated[list[DocumentId], Field(max_length=DOCUMENTS_MAX)] | None = None
+    metadata: Annotated[dict[Key, Text], Field(max_length=16)] | None = None
+    """Changes nothing: no answers are stored."""
+    safety_identifier: str | None = None
+    """Changes nothing, as `user`."""
+    prompt_cache_key: str | None = None
+    """Changes nothing: every prompt that begins as an earlier one finds its KV."""
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer says how likely its tokens were."""
+        return self.logprobs
+
+    def tool_use(self) -> ToolUse | None:
+        """What may be called, and whether something must be; None: nothing may. Raises FieldError."""
+        if self.tools is None:
+            if self.tool_choice is not None:
+                raise FieldError("tool_choice: there are no tools to choose from: give tools", param="tool_choice")
+            return None
+        names = [tool.function.name for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise FieldError(f"tools: two of them are called {name}: rename one", param="tools")
+        limit = None if self.parallel_tool_calls else 1
+        match self.tool_choice:
+            case "none":
+                return None
+            case "required":
+                return ToolUse(frozenset(names), CallMode.REQUIRED, calls_max=limit)
+            case NamedChoice(function=NamedFunction(name=name)):
+                if name not in names:
+                    raise FieldError(f"tool_choice: no tool is called {name}: name one of tools", param="tool_choice")
+                return ToolUse(frozenset({name}), CallMode.NAMED, calls_max=1)
+            case _:
+                self._check_free_calls()
+                return ToolUse(frozenset(names), CallMode.AUTO, calls_max=limit)
+
+    def requests(self, tenant: pb.Tenant) -> list[list[pb.GenerateRequest]]:
+        """The same for gpu_worker, which applies the model's template: one prompt, one request for each choice."""
+        self.check()
+        use, chat = self.tool_use(), self._chat()
+        if use is not None and self.tools is not None:
+            chat.tools_json = json.dumps([_tool_fields(tool) for tool in self.tools], ensure_ascii=False)
+        choices = self.sampling(max_tokens=self._length(), logprobs=self._logprobs())
+        grammar = self._grammar(use)
+        requests = []
+        for sampling in choices:
+            if grammar is not None:
+                sampling.grammar.CopyFrom(grammar)
+            requests.append(pb.GenerateRequest(chat=chat, sampling=sampling, tenant=tenant))
+        return [requests]
+
+    def _chat(self) -> pb.Chat:
+        return chat_of(self.messages, self.document_ids or [])
+
+    def _length(self) -> int | None:
+        asked = {each for each in (self.max_tokens, self.max_completion_tokens) if each is not None}
+        if len(asked) > 1:
+            raise FieldError(
+                "max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens"
+            )
+        return next(iter(asked), None)
+
+    def _logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs is not None:
+            raise FieldError("top_logprobs: set logprobs to true as well", param="top_logprobs")
+        return None
+
+    def _grammar(self, use: ToolUse | None) -> pb.Grammar | None:
+        wanted = self.response_format
+        form = None if wanted is None or wanted.type == "text" else wanted
+        if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+            rule = "goes with type json_schema, and only with it"
+            raise FieldError(f"response_format.json_schema: {rule}", param="response_format.json_schema")
+        if use is not None and form is not None:
+            rule = "an answer cannot be held to JSON where the model may call tools: set tool_choice to none"
+            raise FieldError(f"response_format: {rule}", param="response_format")
+        if use is not None and use.mode is not CallMode.AUTO:
+            functions = [tool.function for tool in self.tools or [] if tool.function.name in use.names]
+            if use.mode is CallMode.NAMED:
+                return pb.Grammar(json_schema=json.dumps(arguments_schema(functions[0].parameters)))
+            schemas = {each.name: each.parameters for each in functions}
+            return pb.Grammar(json_schema=json.dumps(calls_schema(schemas, calls_max=use.calls_max)))
+        if form is None:
+            return None
+        if form.json_schema is None:
+            return pb.Grammar(json_object=True)
+        return pb.Grammar(json_schema=json.dumps(form.json_schema.schema_, ensure_ascii=False))
+
+    def _check_free_calls(self) -> None:
+        for place, tool in enumerate(self.tools or []):
+            if tool.function.strict:
+                raise FieldError(
+                    f"tools[{place}].function.strict: only calls that are forced are held to a schema: set tool_choice "
+                    "to required or to a function, or leave strict out",
+                    param=f"tools[{place}].function.strict",
+                )
+
+
+def chat_of(messages: list[Message], document_ids: list[str]) -> pb.Chat:
+    """A chat for gpu_worker. Raises FieldError."""
+    return pb.Chat(
+        messages=[message.message(f"messages[{place}]") for place, message in enumerate(messages)],
+        document_ids=document_ids,
+    )
+
+
+def _tool_fields(tool: Tool) -> dict[str, Any]:
+    return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+def _arguments(call: MadeCall, place: str) -> dict[str, Any]:
+    """The arguments of a call that was made, as templates expect them."""
+    try:
+        found = from_json(call.function.arguments or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise FieldError(f"{place}: no valid JSON ({error})", param=place) from error
+    if not isinstance(found, dict):
+        raise FieldError(f"{place}: must be a JSON object, as text", param=place)
+    return found

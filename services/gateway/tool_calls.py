@@ -1,0 +1,214 @@
+"""Calls of tools: how models write them, and the grammar of calls that are forced.
+
+Models differ in how they say that they call something; these are read, wherever the name is one that was offered:
+
+    <tool_call>{"name": "f", "arguments": {...}}</tool_call>      once or more, text before it is said as usual
+    [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]
+    {"name": "f", "parameters": {...}}                            the whole answer, several with ";" between
+    <|python_tag|>{"name": "f", "parameters": {...}}
+
+What does not parse is text. A forced call needs no such marks: the grammar leaves room for nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+OPEN: Final = "<tool_call>"
+LIST: Final = "[TOOL_CALLS]"
+PYTHON: Final = "<|python_tag|>"
+MARKS: Final = (OPEN, LIST, PYTHON)
+LOCAL: Final = "#/"
+DEFINITIONS: Final = "$defs"
+NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+_TAGGED: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class CallMode(enum.StrEnum):
+    """Whether the model calls something."""
+
+    AUTO = "auto"
+    """As it likes."""
+    REQUIRED = "required"
+    """One tool or more."""
+    NAMED = "named"
+    """The one function that was named: the answer is its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What may be called in an answer."""
+
+    names: frozenset[str]
+    mode: CallMode
+    calls_max: int | None
+    """None: any number."""
+
+    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+        """What a whole answer says, and what it calls."""
+        match self.mode:
+            case CallMode.NAMED:
+                return "", [ToolCall(next(iter(self.names)), text)]
+            case CallMode.REQUIRED:
+                calls = _calls_of(_parsed(text), self.names)
+                return ("", calls) if calls else (text, [])
+            case CallMode.AUTO:
+                said, calls = parse_calls(text, self.names)
+                return said, calls[: self.calls_max]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call."""
+
+    name: str
+    arguments: str
+    """JSON."""
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def fields(self) -> dict[str, Any]:
+        """As answers write it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class CallReader:
+    """Splits an answer into what is said and what is called, as it comes. What may become a call is held back."""
+
+    def __init__(self, use: ToolUse) -> None:
+        self._use = use
+        self._held = ""
+        self._is_held = use.mode is CallMode.REQUIRED
+        self._has_said = False
+
+    def feed(self, text: str) -> str:
+        """What is certainly no call of the text so far, and was not given back yet."""
+        self._held += text
+        if self._is_held:
+            return ""
+        if not self._has_said:
+            start = self._held.lstrip()
+            self._is_held = start.startswith("{")
+            if not start or self._is_held:
+                return ""
+        places = [place for mark in MARKS if (place := self._held.find(mark)) >= 0]
+        self._is_held = bool(places)
+        cut = min(places, default=len(self._held) - _begun_mark(self._held))
+        said, self._held = self._held[:cut], self._held[cut:]
+        self._has_said = self._has_said or bool(said)
+        return said
+
+    def end(self) -> tuple[str, list[ToolCall]]:
+        """The rest: what is said, and what is called."""
+        held, self._held = self._held, ""
+        return self._use.read(held)
+
+
+def parse_calls(text: str, names: frozenset[str]) -> tuple[str, list[ToolCall]]:
+    """What an answer says, and the calls in it, however its model writes them."""
+    whole = text.strip()
+    if whole.startswith(("{", PYTHON)):
+        calls = _bare_calls(whole.removeprefix(PYTHON).strip(), names)
+        return ("", calls) if calls else (text, [])
+    said, mark, listed = text.partition(LIST)
+    if mark:
+        calls = _calls_of(_parsed(listed), names)
+        return (said.strip(), calls) if calls else (text, [])
+    found: list[ToolCall] = []
+
+    def take(match: re.Match[str]) -> str:
+        calls = _calls_of(_parsed(match[1]), names)
+        found.extend(calls)
+        return "" if calls else match[0]
+
+    rest = _TAGGED.sub(take, text)
+    return (rest.strip(), found) if found else (text, [])
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What the arguments of a function must be."""
+    return NO_ARGUMENTS if parameters is None else parameters
+
+
+def calls_schema(parameters: Mapping[str, Mapping[str, Any] | None], *, calls_max: int | None) -> dict[str, Any]:
+    """What a list of one call or more must be.
+
+    Args:
+        parameters: of each function by name: a JSON schema, whose references begin at its own root.
+        calls_max: of the list.
+    """
+    calls, definitions = [], {}
+    for place, (name, schema) in enumerate(parameters.items()):
+        root = f"{LOCAL}{DEFINITIONS}/tool_{place}"
+        definitions[f"tool_{place}"] = _rooted(arguments_schema(schema), root)
+        properties = {"name": {"enum": [name]}, "parameters": {"$ref": root}}
+        required = list(properties)
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    bound = {} if calls_max is None else {"maxItems": calls_max}
+    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, DEFINITIONS: definitions}
+
+
+def _rooted(schema: Any, root: str) -> Any:
+    """The schema, with its references to its own root led to where it lies now."""
+    if isinstance(schema, list):
+        return [_rooted(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {name: _rooted(each, root) for name, each in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference.removeprefix("#").rstrip("/")
+    return moved
+
+
+def _begun_mark(text: str) -> int:
+    """Length of the longest end of a text with which a mark may begin."""
+    longest = max(map(len, MARKS)) - 1
+    sizes = range(min(longest, len(text)), 0, -1)
+    return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in MARKS)), 0)
+
+
+def _bare_calls(text: str, names: frozenset[str]) -> list[ToolCall]:
+    """Calls that are the whole text, or nothing."""
+    for pieces in ([text], text.split(";")):
+        found = [_calls_of(_parsed(piece), names) for piece in pieces]
+        if all(found):
+            return [call for calls in found for call in calls]
+    return []
+
+
+def _calls_of(value: object, names: frozenset[str]) -> list[ToolCall]:
+    """One call, or a list of calls; nothing where any of them is none."""
+    values = value if isinstance(value, list) else [value]
+    calls = [call for each in values if (call := _call_of(each, names)) is not None]
+    return calls if len(calls) == len(values) else []
+
+
+def _call_of(value: object, names: frozenset[str]) -> ToolCall | None:
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or name not in names:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _parsed(text: str) -> object:
+    """A JSON value, or None."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return None

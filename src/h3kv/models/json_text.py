@@ -1,0 +1,50 @@
+"""Reads JSON that a client sent."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from h3kv.core.errors import RequestError
+
+
+def read_json(text: str, *, field: str, depth_max: int) -> object:
+    """The value that a text spells.
+
+    Args:
+        text: of any origin.
+        field: whose text it is, for messages.
+        depth_max: arrays and objects within one another.
+
+    Raises:
+        RequestError: it is no JSON, too deep, or has characters that UTF-8 cannot write.
+    """
+    try:
+        value: object = json.loads(text, parse_constant=_refuse)
+        # Half a surrogate pair can be spelled in JSON, and in no text for a tokenizer.
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise _too_deep(field, depth_max) from error
+    except ValueError as error:
+        raise RequestError(f"{field}: not valid JSON ({error}); correct it") from error
+    level, depth = [value], 0
+    while level:
+        level = [child for part in level for child in _children(part)]
+        depth += 1
+        if depth > depth_max + 1:
+            raise _too_deep(field, depth_max)
+    return value
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _too_deep(field: str, depth_max: int) -> RequestError:
+    return RequestError(f"{field}: nested more than {depth_max} deep; make it flatter")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")

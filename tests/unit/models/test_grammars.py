@@ -1,0 +1,240 @@
+import gc
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models
+
+from h3kv.core.errors import RequestError
+from h3kv.engine.grammar import Grammar, Matcher
+from h3kv.models.gguf_file import GgufFile
+from h3kv.models.gguf_tokenizer import tokenizer_from_gguf
+from h3kv.models.grammars import GRAMMAR_BYTES_MAX, GRAMMARS_MAX, GrammarCompiler, GrammarKind
+from h3kv.models.tokenizer import Tokenizer
+from h3kv.testing.tiny_gguf import write_tiny_gguf
+from h3kv.testing.tiny_models import byte_tokenizer, write_tiny_model
+
+END, OTHER_END = 260, 258
+TOKENIZER = Tokenizer(
+    byte_tokenizer(), eos_ids=frozenset({END, OTHER_END}), special_tokens={}, chat_template=None, path="tiny"
+)
+ROWS = 320
+"""Of scores: a model's embedding may have more than its tokenizer."""
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER)
+
+
+def allowed(matcher: Matcher, rows: int = ROWS) -> set[int]:
+    scores_V = torch.zeros(rows)
+    matcher.restrict(scores_V)
+    assert set(scores_V.unique().tolist()) <= {0.0, float("-inf")}
+    return set(scores_V.isfinite().nonzero().squeeze(1).tolist())
+
+
+def follow(grammar: Grammar, text: str, tokenizer: Tokenizer = TOKENIZER) -> Matcher:
+    matcher = grammar.matcher()
+    for token in tokenizer.encode(text):
+        assert token in allowed(matcher)
+        matcher.accept(token)
+    return matcher
+
+
+def test_only_what_may_come_next_keeps_its_score(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(GrammarKind.LARK, 'start: "a" /[0-9]+/ "the"?')
+    assert isinstance(grammar, Grammar)
+    assert allowed(grammar.matcher()) == set(TOKENIZER.encode("a"))
+    digits = {TOKENIZER.encode(digit)[0] for digit in "0123456789"}
+    assert allowed(follow(grammar, "a")) == digits
+    after = allowed(follow(grammar, "a1"))
+    assert after == digits | {END, OTHER_END} | {TOKENIZER.encode(text)[0] for text in ("t", "th", "the")}
+
+
+def test_end_tokens_alone_follow_a_whole_answer(compiler: GrammarCompiler) -> None:
+    matcher = follow(compiler.compile(GrammarKind.JSON_OBJECT), '{"a": [1, "x\u00e9"]}')
+    assert allowed(matcher) == {END, OTHER_END}
+    matcher.accept(END)
+
+
+def test_scores_are_changed_in_place_whatever_their_number(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(GrammarKind.LARK, "start: /[a-z]/")
+    fewer = allowed(grammar.matcher(), rows=257)
+    assert fewer == {token for token in allowed(grammar.matcher()) if token < 257}
+    scores_V = torch.arange(ROWS, dtype=torch.float32)
+    grammar.matcher().restrict(scores_V)
+    assert all(scores_V[token] == token for token in fewer)
+
+
+def test_answers_of_one_grammar_do_not_see_each_other(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(GrammarKind.LARK, 'start: "ab"')
+    first = follow(grammar, "a")
+    assert allowed(grammar.matcher()) == set(TOKENIZER.encode("a"))
+    assert allowed(first) == set(TOKENIZER.encode("b"))
+
+
+def test_white_space_ends(compiler: GrammarCompiler) -> None:
+    matcher = follow(compiler.compile(GrammarKind.JSON_OBJECT), "{" + "\n" * 63)
+    space = TOKENIZER.encode("\n")[0]
+    assert space in allowed(matcher)
+    matcher.accept(space)
+    assert allowed(matcher) == {TOKENIZER.encode(text)[0] for text in '}"'}
+
+
+def test_a_token_that_may_not_come_is_an_error_from_then_on(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(GrammarKind.JSON_OBJECT).matcher()
+    with pytest.raises(RequestError, match="response_format: the answer cannot go on by its grammar"):
+        matcher.accept(TOKENIZER.encode("x")[0])
+    with pytest.raises(RequestError, match="response_format"):
+        matcher.restrict(torch.zeros(ROWS))
+
+
+def test_grammar_that_grows_too_complex_ends_its_own_request_alone(compiler: GrammarCompiler) -> None:
+    # Each place of an answer has ever more ways to read what came before.
+    grammar = compiler.compile(GrammarKind.LARK, 'start: e\ne: e e e e | e e e | e e | "a" | ""')
+    matcher = grammar.matcher()
+    with pytest.raises(RequestError, match=r"response_format: .*simplify the grammar"):
+        for _ in range(2000):
+            matcher.restrict(torch.zeros(ROWS))
+            matcher.accept(TOKENIZER.encode("a")[0])
+    assert TOKENIZER.encode("a")[0] in allowed(grammar.matcher())
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (GrammarKind.JSON_SCHEMA, '{"type": "objekt"}', "objekt"),
+        (GrammarKind.JSON_SCHEMA, '{"type": ', "not valid JSON"),
+        (GrammarKind.JSON_SCHEMA, "", "not valid JSON"),
+        (GrammarKind.JSON_SCHEMA, "[1]", "must be a JSON object"),
+        (GrammarKind.JSON_SCHEMA, "true", "must be a JSON object"),
+        (GrammarKind.JSON_SCHEMA, '{"maximum": NaN}', "no number of JSON"),
+        (GrammarKind.JSON_SCHEMA, '{"const": "\\ud800"}', "not valid JSON"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "nowhere"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://127.0.0.1/schema"}', "127.0.0.1"),
+        (GrammarKind.JSON_SCHEMA, '{"not": {}}', "not"),
+        (GrammarKind.JSON_SCHEMA, '{"not": {}, "x-guidance": {"lenient": true}}', "not"),
+        (GrammarKind.JSON_SCHEMA, '{"enum": []}', "enum"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "("}', "regex"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
+        (GrammarKind.JSON_SCHEMA, nested(65), "nested more than 64 deep"),
+        (GrammarKind.JSON_SCHEMA, "[" * 60_000, "nested more than 64 deep"),
+        (GrammarKind.JSON_SCHEMA, json.dumps({"enum": ["x" * GRAMMAR_BYTES_MAX]}), "bytes; up to 65536"),
+        (GrammarKind.LARK, "start: nowhere", "nowhere"),
+        (GrammarKind.LARK, "begin: /a/", "start"),
+        (GrammarKind.LARK, "start: /(/", "regex"),
+        (GrammarKind.LARK, 'start: "\ud800"', "UTF-8"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_its_reason(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=r"^response_format: ") as caught:
+        compiler.compile(kind, text)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_schema_as_deep_as_allowed_is_followed(compiler: GrammarCompiler) -> None:
+    compiler.compile(GrammarKind.JSON_SCHEMA, nested(64))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(9)]},
+        {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"},
+        {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
+        {"enum": [f"value {number}" for number in range(3000)]},
+        {"type": "object", "properties": {f"property {number}": {"type": "string"} for number in range(1500)}},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+    ],
+    ids=["product", "repetitions", "items", "values", "properties", "cycle"],
+)
+@pytest.mark.timeout(60)
+def test_hard_schemas_are_compiled_or_refused_but_never_hang(
+    compiler: GrammarCompiler, schema: dict[str, object]
+) -> None:
+    try:
+        allowed(compiler.compile(GrammarKind.JSON_SCHEMA, json.dumps(schema)).matcher())
+    except RequestError as error:
+        assert str(error).startswith("response_format: ")
+
+
+def test_grammars_are_kept_by_their_text(compiler: GrammarCompiler) -> None:
+    kept = compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is kept
+    assert compiler.compile(GrammarKind.LARK, "start: /a/") is not kept
+    for number in range(GRAMMARS_MAX):
+        compiler.compile(GrammarKind.LARK, f'start: "{number}"')
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is not kept
+
+
+def test_compiling_in_many_threads_gives_what_one_gives(compiler: GrammarCompiler) -> None:
+    failures: list[str] = []
+
+    def compile_all() -> None:
+        for number in range(30):
+            matcher = compiler.compile(GrammarKind.LARK, f'start: "{number}!"').matcher()
+            if allowed(matcher) != {TOKENIZER.encode(str(number)[0])[0]}:
+                failures.append(str(number))
+
+    threads = [threading.Thread(target=compile_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_model_without_an_end_token_cannot_follow_grammars() -> None:
+    endless = Tokenizer(byte_tokenizer(), eos_ids=frozenset(), special_tokens={}, chat_template=None, path="tiny")
+    with pytest.raises(RequestError, match="response_format: this model cannot follow grammars .*no end token"):
+        GrammarCompiler(endless).compile(GrammarKind.JSON_OBJECT)
+
+
+def test_tokenizer_that_the_library_does_not_know_is_named_only_when_it_matters() -> None:
+    backend = Pipeline(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    backend.decoder = decoders.ByteLevel()
+    unknown = Tokenizer(backend, eos_ids=frozenset({99}), special_tokens={}, chat_template=None, path="tiny")
+    compiler = GrammarCompiler(unknown)
+    with pytest.raises(RequestError, match="response_format: this model cannot follow grammars"):
+        compiler.compile(GrammarKind.JSON_OBJECT)
+
+
+def test_gguf_models_follow_grammars_as_folders_do(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf", write_tiny_model(tmp_path / "folder"))
+    tokenizer = tokenizer_from_gguf(GgufFile(tmp_path / "model.gguf"))
+    grammar = GrammarCompiler(tokenizer).compile(GrammarKind.JSON_OBJECT)
+    assert allowed(follow(grammar, '{"the": "\u00e9"}', tokenizer)) == tokenizer.eos_ids
+    gc.collect()
+
+
+def test_sentencepiece_models_follow_grammars(tmp_path: Path) -> None:
+    pieces = {"\u2581": -9.0, "{": -8.0, '{"': -7.0, "a": -2.0, '"}': -3.0, "\u2581a": -1.0}
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + list(pieces.values()),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    write_tiny_gguf(tmp_path / "model.gguf", write_tiny_model(tmp_path / "folder"), metadata=metadata)
+    tokenizer = tokenizer_from_gguf(GgufFile(tmp_path / "model.gguf"))
+    grammar = GrammarCompiler(tokenizer).compile(GrammarKind.LARK, 'start: "{" /[a ]/ "a"')
+    opening = allowed(grammar.matcher())
+    assert {tokenizer.token_bytes(token) for token in opening} == {b"{"}
+    matcher = grammar.matcher()
+    matcher.accept(min(opening))
+    assert {tokenizer.token_bytes(token) for token in allowed(matcher)} == {b"a", b" ", b" a"}

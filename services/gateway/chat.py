@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
-from pydantic_core import from_json
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from services.gateway.bodies import TOKENS_MAX, Body, DocumentId, Name
+from services.gateway.json_text import read_json, write_json
 from services.gateway.openai import CHAT, LOGPROBS_MAX, AnswerBody, AnswerKind
 from services.gateway.problems import FieldError
 from services.gateway.tool_calls import CallMode, ToolUse, arguments_schema, calls_schema
@@ -95,7 +94,7 @@ class Message(Body):
             }
             for index, call in enumerate(self.tool_calls)
         ]
-        return json.dumps(calls, ensure_ascii=False)
+        return write_json(calls)
 
 
 class FunctionSpec(Body):
@@ -200,7 +199,7 @@ class ChatBody(AnswerBody):
         self.check()
         use, chat = self.tool_use(), self._chat()
         if use is not None and self.tools is not None:
-            chat.tools_json = json.dumps([_tool_fields(tool) for tool in self.tools], ensure_ascii=False)
+            chat.tools_json = _written([_tool_fields(tool) for tool in self.tools], "tools")
         choices = self.sampling(max_tokens=self._length(), logprobs=self._logprobs())
         grammar = self._grammar(use)
         requests = []
@@ -240,14 +239,14 @@ class ChatBody(AnswerBody):
         if use is not None and use.mode is not CallMode.AUTO:
             functions = [tool.function for tool in self.tools or [] if tool.function.name in use.names]
             if use.mode is CallMode.NAMED:
-                return pb.Grammar(json_schema=json.dumps(arguments_schema(functions[0].parameters)))
+                return pb.Grammar(json_schema=_written(arguments_schema(functions[0].parameters), "tools"))
             schemas = {each.name: each.parameters for each in functions}
-            return pb.Grammar(json_schema=json.dumps(calls_schema(schemas, calls_max=use.calls_max)))
+            return pb.Grammar(json_schema=_written(calls_schema(schemas, calls_max=use.calls_max), "tools"))
         if form is None:
             return None
         if form.json_schema is None:
             return pb.Grammar(json_object=True)
-        return pb.Grammar(json_schema=json.dumps(form.json_schema.schema_, ensure_ascii=False))
+        return pb.Grammar(json_schema=_written(form.json_schema.schema_, "response_format"))
 
     def _check_free_calls(self) -> None:
         for place, tool in enumerate(self.tools or []):
@@ -267,6 +266,14 @@ def chat_of(messages: list[Message], document_ids: list[str]) -> pb.Chat:
     )
 
 
+def _written(value: object, param: str) -> str:
+    """As JSON. Raises FieldError for a number that is none, which free-form parts of bodies may have."""
+    try:
+        return write_json(value)
+    except ValueError as error:
+        raise FieldError(f"{param}: a number in it is not finite: write another", param=param) from error
+
+
 def _tool_fields(tool: Tool) -> dict[str, Any]:
     return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
@@ -274,9 +281,9 @@ def _tool_fields(tool: Tool) -> dict[str, Any]:
 def _arguments(call: MadeCall, place: str) -> dict[str, Any]:
     """The arguments of a call that was made, as templates expect them."""
     try:
-        found = from_json(call.function.arguments or "{}", allow_inf_nan=False)
+        found = read_json(call.function.arguments or "{}")
     except ValueError as error:
-        raise FieldError(f"{place}: no valid JSON ({error})", param=place) from error
+        raise FieldError(f"{place}: no valid JSON: give an object, as text", param=place) from error
     if not isinstance(found, dict):
         raise FieldError(f"{place}: must be a JSON object, as text", param=place)
     return found

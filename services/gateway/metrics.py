@@ -9,11 +9,12 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from h3kv.core.errors import PeerBusyError
+from h3kv.core.errors import PeerBusyError, PeerCancelledError
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.call_context import REQUEST_ID, CallContext, read_context
 from h3kv.telemetry import names, spans
 from h3kv.telemetry.event_log import log_event
+from h3kv.telemetry.metric import Service
 from h3kv.telemetry.metrics_page import MetricsPage
 from h3kv.telemetry.tracing import Attributes
 from services.gateway.problems import GONE, error_response
@@ -52,12 +53,12 @@ class RequestMeter:
             await self._app(scope, receive, send)
             return
         call = scope[CALL] = _named(scope)
-        status, began_ns = GONE, time.monotonic_ns()
+        status, began_ns, has_begun = GONE, time.monotonic_ns(), False
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, has_begun = message["status"], True
                 message["headers"] = [*message["headers"], (REQUEST_ID.encode(), call.request_id.encode())]
             await send(message)
 
@@ -66,8 +67,11 @@ class RequestMeter:
             app = self._app if self._in_flight <= self._requests_max else self._refusal()
             await app(scope, receive, send_named)
         except asyncio.CancelledError:
+            # Only the end of the process cancels requests. An answer that has begun is cut off.
             status = GONE
-            raise
+            if not has_begun:
+                ending = PeerCancelledError("the gateway ends", peer=Service.GATEWAY)
+                await error_response(ending)(scope, receive, send_named)
         finally:
             self._change(-1)
             self._report(scope["path"], status, time.monotonic_ns() - began_ns, call)
@@ -78,7 +82,7 @@ class RequestMeter:
 
     def _refusal(self) -> ASGIApp:
         message = f"{self._requests_max} requests are being answered: send it again later"
-        return error_response(PeerBusyError(message, peer="gateway"))
+        return error_response(PeerBusyError(message, peer=Service.GATEWAY))
 
     def _route(self, path: str) -> str:
         """What requests for a path are counted under."""

@@ -17,6 +17,7 @@ all others                   500
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -70,6 +71,13 @@ _PEER_MESSAGES: Final[tuple[tuple[type[PeerError], str], ...]] = (
 """What clients read about the processes behind: where they serve, and what their libraries say, is for logs."""
 
 
+_NAMED: Final = re.compile(
+    r"((?:document_ids|logit_bias|messages|prompt|response_format|seed|stop|stop_token_ids|temperature|tools|top_k)"
+    r"(?:\[\d+\]|\.[a-z_]+)*)(?: = |: )"
+)
+"""How a message begins that is about one field."""
+
+
 class FieldError(RequestError):
     """A field of a body has a bad value; `param` is its name."""
 
@@ -98,7 +106,7 @@ def error_fields(error: H3Error) -> dict[str, Any]:
     return _fields(
         _message_of(error),
         status_of(error),
-        param=error.param if isinstance(error, FieldError) else None,
+        param=_param_of(error),
         code=_code_of(error),
     )
 
@@ -150,6 +158,14 @@ def _message_of(error: H3Error) -> str:
         return next(message for kind, message in _PEER_MESSAGES if isinstance(error, kind))
     # The engine's name of the field.
     return str(error).replace("max_new_tokens", "max_tokens")
+
+
+def _param_of(error: H3Error) -> str | None:
+    """The field that an error is about. What gpu_worker finds is named at the begin of its message."""
+    if isinstance(error, FieldError):
+        return error.param
+    named = _NAMED.match(_message_of(error)) if type(error) is RequestError else None
+    return None if named is None else named[1]
 
 
 def _code_of(error: H3Error) -> str:

@@ -13,14 +13,13 @@ What does not parse is text. A forced call needs no such marks: the grammar leav
 from __future__ import annotations
 
 import enum
-import json
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pydantic_core import from_json
+from services.gateway.json_text import read_json, write_json
 
 OPEN: Final = "<tool_call>"
 LIST: Final = "[TOOL_CALLS]"
@@ -203,12 +202,12 @@ def _call_of(value: object, names: frozenset[str]) -> ToolCall | None:
         arguments = _parsed(arguments)
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, write_json(arguments))
 
 
 def _parsed(text: str) -> object:
     """A JSON value, or None."""
     try:
-        return from_json(text, allow_inf_nan=False)
+        return read_json(text)
     except ValueError:
         return None

@@ -15,6 +15,9 @@ from services.gateway.tool_calls import CallMode, CallReader, ToolCall, ToolUse
 _REASONS: Final = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 _TIERS: Final = {types_pb2.TIER_DEVICE: "device", types_pb2.TIER_HOST: "host", types_pb2.TIER_NVME: "nvme"}
 
+IMPOSSIBLE: Final = -9999.0
+"""Logprob of a token that cannot be."""
+
 Fields = dict[str, Any]
 
 
@@ -66,7 +69,7 @@ class ChoiceWriter:
     def end(self, finished: pb.Finished) -> list[Fields]:
         """The last pieces."""
         held, reason = self._held, finish_reason(finished.reason)
-        chunks = [] if held is None else self._written(held.text, None if _is_end(finished) else held)
+        chunks = [] if held is None or _is_end(held, finished) else self._written(held.text, held)
         if self._style.kind is not CHAT:
             return [*chunks, self._piece("", None, reason)]
         if self._reader is not None:
@@ -84,7 +87,7 @@ class ChoiceWriter:
         """The choice in one piece."""
         text, reason = "".join(token.text for token in tokens), finish_reason(finished.reason)
         likely = [token for token in tokens if token.HasField("logprobs")]
-        if likely and _is_end(finished) and likely[-1] is tokens[-1]:
+        if likely and _is_end(likely[-1], finished):
             likely.pop()
         logprobs = self._logprobs(likely)
         if self._style.kind is not CHAT:
@@ -139,8 +142,8 @@ class _Offsets:
             self._characters += len(self._decoder.decode(entry.chosen.text))
         return {
             "tokens": [token_text(entry.chosen.text) for entry in entries],
-            "token_logprobs": [entry.chosen.logprob for entry in entries],
-            "top_logprobs": [{token_text(each.text): each.logprob for each in entry.top} for entry in entries],
+            "token_logprobs": [_logprob(entry.chosen) for entry in entries],
+            "top_logprobs": [{token_text(each.text): _logprob(each) for each in entry.top} for entry in entries],
             "text_offset": offsets,
         }
 
@@ -234,9 +237,9 @@ def _cached(usage: pb.Usage) -> dict[str, int]:
     return {_TIERS[entry.tier]: entry.tokens for entry in usage.cached_tokens if entry.tier in _TIERS}
 
 
-def _is_end(finished: pb.Finished) -> bool:
-    """Whether the newest token is one that ends texts, or that ended a stop string."""
-    return finished.reason == pb.FINISH_REASON_STOP
+def _is_end(newest: pb.TokenGenerated, finished: pb.Finished) -> bool:
+    """Whether a text ended with this token, which is no part of it."""
+    return finished.reason == pb.FINISH_REASON_STOP and not newest.text
 
 
 def _chat_logprob(entry: pb.TokenLogprobs) -> Fields:
@@ -244,4 +247,9 @@ def _chat_logprob(entry: pb.TokenLogprobs) -> Fields:
 
 
 def _likely(entry: pb.TokenLogprob) -> Fields:
-    return {"token": token_text(entry.text), "logprob": entry.logprob, "bytes": list(entry.text)}
+    return {"token": token_text(entry.text), "logprob": _logprob(entry), "bytes": list(entry.text)}
+
+
+def _logprob(entry: pb.TokenLogprob) -> float:
+    """JSON has no infinity: what cannot be has the number that OpenAI's API writes for it."""
+    return max(entry.logprob, IMPOSSIBLE)

@@ -18,6 +18,7 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.attention.native import DTYPES
 from h3kv.composition import load, open_node
 from h3kv.core.units import NS_PER_S
+from h3kv.directory.quotas_factory import open_quotas
 from h3kv.engine.clock import MonotonicClock
 from h3kv.memory.work_area import PURPOSE as WORK
 from h3kv.models.loader import LoadedModel
@@ -33,9 +34,12 @@ from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gpu_worker.control import Control
 from services.gpu_worker.crew import Crew, open_crew
+from services.gpu_worker.documents_calls import KeptDocuments
+from services.gpu_worker.documents_opening import open_documents
 from services.gpu_worker.loop import EngineLoop
 from services.gpu_worker.messages import PromptReader
 from services.gpu_worker.metrics import Observer, WorkerRecorder, prepare
+from services.gpu_worker.quota import TokenQuota
 from services.gpu_worker.servicer import GpuWorkerServicer, Served
 from services.gpu_worker.settings import Settings
 from services.gpu_worker.tiers import RemoteTierOpener
@@ -104,10 +108,15 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
         on_step=after_step,
         on_trace=trace,
     )
+    documents = open_documents(settings.document_config, node, loop, telemetry.metrics)
+    counters = open_quotas(settings.directory, clock)
+    stack.callback(counters.close)
     served = Served(
         identity=types_pb2.ProcessIdentity(name=settings.instance, boot_token=boot_token),
         model=describe_model(settings, model, node),
-        prompts=PromptReader(node.tokenizer, settings.engine.max_new_tokens),
+        prompts=PromptReader(node.tokenizer, settings.engine.max_new_tokens, documents.documents),
+        documents=documents,
+        quota=TokenQuota(counters, telemetry.metrics),
         loop=loop,
         observer=observer,
         tracer=telemetry.tracer,
@@ -120,19 +129,25 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     stack.callback(lambda: node.check_integrity() if stop.failure is None else None)
     loop.start()
     stack.callback(loop.stop)
+    documents.start()
+    stack.callback(documents.stop)
     if control is not None:
         control.start(loop.post)
         stack.callback(control.stop)
-    _answer(settings, server, loop, stop)
+    _answer(settings, server, loop, documents, stop)
 
 
-def _answer(settings: Settings, server: RpcServer, loop: EngineLoop, stop: StopSignal) -> None:
+def _answer(
+    settings: Settings, server: RpcServer, loop: EngineLoop, documents: KeptDocuments, stop: StopSignal
+) -> None:
     """Take requests until this process is told to end, then no more, and wait within a bound for those that run."""
     server.announce(is_serving=True)
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
     stop.wait()
     server.announce(is_serving=False)
     log_event(_log, "draining", {spans.PEER: settings.instance})
+    # What is being read is read again by the next process: no answer waits for that.
+    documents.stop()
     loop.drain(settings.drain_ns)
     server.stop(grace_ns=CALLS_END_NS)
 

@@ -92,7 +92,9 @@ def _ends_first(pool: KvPool, wanted: set[SegmentId]) -> Iterator[Segment]:
     """Those that may be forgotten altogether: nothing that stays continues them, and no copy is under way."""
     sealed = {segment.id: segment for segment in pool.segments.sealed()}
     candidates = [
-        Candidate(each.id, each.parent, each.used_ns, pins=each.pins + each.holds + (each.id not in wanted) + each.is_copied)
+        Candidate(
+            each.id, each.parent, each.used_ns, pins=each.pins + each.holds + (each.id not in wanted) + each.is_copied
+        )
         for each in sealed.values()
     ]
     return (sealed[number] for number in order_evictions(candidates))

@@ -18,6 +18,7 @@ from h3kv.telemetry.metric import Service
 from h3kv.telemetry.metrics_page import MetricsPage
 from h3kv.telemetry.names import METRICS
 from h3kv.telemetry.recorder import Recorder
+from services.gpu_worker.documents_record import State
 from services.gpu_worker.quota import TOO_LARGE, USED_UP
 
 INTERVAL_NS: Final = 100 * NS_PER_MS
@@ -141,6 +142,9 @@ def prepare(page: MetricsPage) -> None:
         page.count(names.SCAN_UNITS, 0, by=who)
     for tier in (Tier.HOST, Tier.NVME):
         page.count(names.EVICTED_SEGMENTS, 0, tier=tier)
+    for state in State:
+        page.gauge(names.DOCUMENTS, 0, state=state)
+    page.gauge(names.DOCUMENT_ERASURES, 0)
     page.count(names.FAILED_SEALS, 0, tier=Tier.HOST)
     for choice in Choice:
         page.count(names.LOAD_OR_RECOMPUTE, 0, choice=choice)

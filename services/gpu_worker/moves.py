@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from h3kv.core.errors import RequestError, SlabUnavailableError, TierBrokenError
+from h3kv.core.limits import SEGMENT_BLOCKS_MAX
 from h3kv.core.types import Tier
 from h3kv.engine.pool import KvPool
 from h3kv.engine.segment import Phase, Segment
@@ -115,7 +116,8 @@ class MoveExecutor:
             placer.ask_no_more(segment.id)
             self._end(command, segment, MoveEnd.BUSY, moving)
         elif not placer.is_asked(segment.id):
-            self._end(command, segment, MoveEnd.FAILED if moving.has_begun else MoveEnd.NO_ROOM, moving)
+            was_possible = moving.has_begun or self._has_room(segment, command.target)
+            self._end(command, segment, MoveEnd.FAILED if was_possible else MoveEnd.NO_ROOM, moving)
         elif not moving.has_begun and self._now_ns() >= moving.deadline_ns:
             placer.ask_no_more(segment.id)
             self._end(command, segment, MoveEnd.EXPIRED, moving)
@@ -139,6 +141,16 @@ class MoveExecutor:
         self._untold.append(ended)
         while len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
+
+    def _has_room(self, segment: Segment, target: Tier) -> bool:
+        """Whether room is not what a move failed for: then its source or target is broken, or away."""
+        table = self._pool.segments
+        if target is Tier.HOST:
+            # A segment's room stays free there; what was reserved for this one is given back with the next tick.
+            free_blocks = table.free_blocks() + self._pool.placer.refused_blocks
+            return free_blocks >= segment.room_blocks + SEGMENT_BLOCKS_MAX
+        cold = table.cold
+        return cold is not None and (cold.is_degraded or cold.statistics().free_bytes >= self._size_bytes(segment))
 
     def _size_bytes(self, segment: Segment) -> int:
         return segment.room_blocks * self._pool.layout.block_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from h3kv.core.errors import H3Error, RequestError
 from h3kv.core.ports import Clock
 from h3kv.core.types import Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
-from h3kv.engine.events import Finished
+from h3kv.engine.events import Finished, TokenGenerated
+from h3kv.engine.request import Request
 from h3kv.engine.stopping import FinishReason
 from h3kv.node import Node
 from h3kv.rpc.call_context import CallContext, read_context
@@ -25,10 +27,12 @@ from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.trace_context import parse_traceparent
 from h3kv.telemetry.tracing import Attributes, Span, Tracer
+from services.gpu_worker.documents_calls import DocumentCalls, KeptDocuments
 from services.gpu_worker.eviction import Evicted, EvictionBounds, evict_cold
 from services.gpu_worker.loop import Answer, EngineLoop
 from services.gpu_worker.messages import PromptReader, event_message, tier_tokens
 from services.gpu_worker.metrics import Observer
+from services.gpu_worker.quota import TokenQuota
 
 MARGIN_NS: Final = 50 * NS_PER_MS
 """Left of a call's time for its answer to travel."""
@@ -52,6 +56,8 @@ class Served:
     identity: types_pb2.ProcessIdentity
     model: pb.GetModelResponse
     prompts: PromptReader
+    documents: KeptDocuments
+    quota: TokenQuota
     loop: EngineLoop
     observer: Observer
     tracer: Tracer
@@ -61,27 +67,41 @@ class Served:
     """Of the node."""
 
 
+@dataclass(slots=True)
+class _Counted:
+    """What an answer has taken so far."""
+
+    has_begun: bool = False
+    tokens: int = 0
+
+
 class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
     """Thread-safe, as its parts are."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
+        self._documents = DocumentCalls(served.documents, served.quota)
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         """See the protocol."""
         call = read_context(context.invocation_metadata())
         named = {spans.REQUEST_ID: call.request_id}
         parent = parse_traceparent(call.traceparent)
-        with self._served.tracer.begin(spans.GENERATE, parent=parent, attributes=named) as span:
-            asked = self._served.prompts.read_request(request)
+        with (
+            self._served.tracer.begin(spans.GENERATE, parent=parent, attributes=named) as span,
+            # Open before its documents are looked up: one that is deleted meanwhile is erased when this has ended.
+            self._served.documents.prompts.opening() as note,
+        ):
+            note(asked := self._served.prompts.read_request(request))
             span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
-            answer = self._served.loop.submit(asked, trace=span.context)
-            try:
-                if not context.add_callback(answer.cancel):
-                    return  # The caller had gone before.
-                yield from self._events(answer, span, call)
-            finally:
-                answer.cancel()
+            with self._admitted(request.tenant, asked) as admitted:
+                answer = self._served.loop.submit(asked, trace=span.context)
+                try:
+                    if not context.add_callback(answer.cancel):
+                        return  # The caller had gone before.
+                    yield from self._events(answer, span, call, admitted)
+                finally:
+                    answer.cancel()
 
     def Tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeResponse:
         """See the protocol."""
@@ -139,10 +159,64 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
         evicted = self._served.loop.call(evict, timeout_ns=timeout_ns)
         return pb.EvictColdResponse(segments=evicted.segments, size_bytes=evicted.size_bytes)
 
-    def _events(self, answer: Answer, span: Span, call: CallContext) -> Iterator[pb.GenerateResponse]:
+    def CreateDocument(
+        self, request: pb.CreateDocumentRequest, context: grpc.ServicerContext
+    ) -> pb.CreateDocumentResponse:
+        """See the protocol."""
+        del context
+        return self._documents.create(request)
+
+    def GetDocument(self, request: pb.GetDocumentRequest, context: grpc.ServicerContext) -> pb.GetDocumentResponse:
+        """See the protocol."""
+        del context
+        return self._documents.get(request)
+
+    def ListDocuments(
+        self, request: pb.ListDocumentsRequest, context: grpc.ServicerContext
+    ) -> pb.ListDocumentsResponse:
+        """See the protocol."""
+        del context
+        return self._documents.list_all(request)
+
+    def UpdateDocument(
+        self, request: pb.UpdateDocumentRequest, context: grpc.ServicerContext
+    ) -> pb.UpdateDocumentResponse:
+        """See the protocol."""
+        del context
+        return self._documents.update(request)
+
+    def DeleteDocument(
+        self, request: pb.DeleteDocumentRequest, context: grpc.ServicerContext
+    ) -> pb.DeleteDocumentResponse:
+        """See the protocol."""
+        return self._documents.delete(request, time_s=context.time_remaining())
+
+    @contextlib.contextmanager
+    def _admitted(self, tenant: pb.Tenant, asked: Request) -> Iterator[_Counted]:
+        """Count a request's tokens; in the end give back those that did not come, or all where it never began."""
+        admission = self._served.quota.admit(
+            tenant.name,
+            tenant.tokens_per_minute if tenant.HasField("tokens_per_minute") else None,
+            prompt_tokens=len(asked.prompt),
+            answer_tokens_max=asked.sampling.max_new_tokens,
+        )
+        counted = _Counted()
+        try:
+            yield counted
+        finally:
+            if counted.has_begun:
+                admission.settle(counted.tokens)
+            else:
+                admission.cancel()
+
+    def _events(
+        self, answer: Answer, span: Span, call: CallContext, counted: _Counted
+    ) -> Iterator[pb.GenerateResponse]:
         outcome: Attributes = {spans.REASON: FinishReason.CANCELLED.value}
         try:
             for event in answer:
+                counted.has_begun = True
+                counted.tokens += isinstance(event, TokenGenerated)
                 if isinstance(event, Finished):
                     outcome = outcome_of(event)
                 yield event_message(event, self._served.prompts.tokenizer.token_bytes)

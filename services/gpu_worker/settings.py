@@ -19,12 +19,14 @@ from h3kv.config import (
     NvmeSettings,
     PathOrNone,
     RuntimeSettings,
+    Size,
     TieringSettings,
 )
 from h3kv.core.errors import ConfigError
 from h3kv.directory.factory import MEMORY
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.service_settings import AddressText, InstanceName, ServingSettings
+from services.gpu_worker.documents_opening import DocumentConfig
 
 CREW_SOCKET: Final = "crew.sock"
 
@@ -50,8 +52,17 @@ class Settings(ServingSettings):
     """Where the controller serves, to which segments and what draws attention are reported, with `tiers` = `services`.
     Nothing: nobody is told, and room is made by age alone."""
     directory: str = MEMORY
-    """Where tokens of tenants are counted: `memory`, for this process alone, or the URL of a Redis or Valkey server, the
-    same as the controller's."""
+    """Where tokens of tenants are counted: `memory`, for this process alone, or the URL of a Redis or Valkey server,
+    the same as the controller's."""
+    documents: PathOrNone = None
+    """Folder where documents and their texts are kept, for its owner alone; made if it is not there. Beside the cold
+    store, so that both last equally long. Nothing: in memory, until this process ends."""
+    documents_max: Count = Field(default=DocumentConfig().documents_max, ge=1, le=100_000)
+    """Documents of one tenant."""
+    document_text_bytes_max: Size = Field(default=DocumentConfig().text_bytes_max, ge=1, le=7 << 20)
+    """Bytes of one text: a call carries no more than 8 MiB."""
+    pinned_share_max: float = Field(default=DocumentConfig().pinned_share_max, ge=0.0, le=1.0)
+    """Part of HOST and the cold store that pinned documents may take together."""
     requests_max: Count = Field(default=64, ge=1, le=4096)
     """Requests that run or wait; further ones are refused with PEER_BUSY."""
     model: ModelSettings = ModelSettings()
@@ -111,3 +122,8 @@ class Settings(ServingSettings):
     def public_model_name(self) -> str:
         """What users call the model."""
         return self.model_name or self.model.source.removeprefix("package:").rstrip("/").rpartition("/")[2]
+
+    @property
+    def document_config(self) -> DocumentConfig:
+        """Where documents are kept, and what bounds them."""
+        return DocumentConfig(self.documents, self.documents_max, self.document_text_bytes_max, self.pinned_share_max)

@@ -157,7 +157,7 @@ class DeviceSettings(Section):
     kv_bytes: CapOrAuto = "auto"
     """Cap on KV in device memory, in total for this process. `auto` without tiering: half of what is available when the
     model has been loaded, within the container's limit; more serves longer prompts and keeps more documents for reuse.
-    `auto` with tiering: room for the windows of 8 sequences and the longest chunk, and no more than that half."""
+    `auto` with tiering: room for the windows of 32 sequences and the longest chunk, and no more than that half."""
     window_tokens: Count = Field(default=1024, ge=BLOCK_TOKENS, le=1 << 20, multiple_of=BLOCK_TOKENS)
     """Newest tokens of each sequence that stay on the device, with tiering. The first block stays besides."""
 

@@ -35,7 +35,7 @@ from h3kv.core.units import parse_size
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.interrupts import interrupts_deferred
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.tiers import ColdPlace, TierConfig, TierStores
 from h3kv.policy.admission import count_blocks

@@ -10,7 +10,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
 from h3kv.core.types import DType
 from h3kv.core.units import TokenCount
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, window_room
 from h3kv.tiers.cold import ColdStoreConfig

@@ -151,6 +151,7 @@ class Front:
     """A gateway that serves, and the worker behind it."""
 
     worker: ScriptedWorker
+    server: RpcServer
     gateway: Process
     socket: Path
 
@@ -174,7 +175,7 @@ def fronted(folder: Path, settings: Mapping[str, object] | None = None, *, threa
     server.announce(is_serving=True)
     told = {"WORKER": address, "HTTP__SOCKET": door, "METRICS__PORT": 0, **(settings or {})}
     gateway = Process("gateway", folder, told)
-    front = Front(worker, gateway, door)
+    front = Front(worker, server, gateway, door)
 
     def serves() -> bool:
         assert gateway.process.poll() is None, gateway.text()

@@ -14,7 +14,7 @@ from h3kv.core.types import DType, Encoding, Tier
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Finished, TokenGenerated
 from h3kv.engine.fingerprint import fingerprint_of
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.models.config import ModelConfig

@@ -79,7 +79,11 @@ def test_chat_has_the_template_of_the_model(rig: Rig) -> None:
     answer = rig.post("/v1/chat/completions", chat).fields
     plain = rig.complete(prompt="<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", max_tokens=8).fields
     assert answer["object"] == "chat.completion"
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": plain["choices"][0]["text"]}
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": plain["choices"][0]["text"],
+        "refusal": None,
+    }
     assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
 
 
@@ -159,8 +163,9 @@ def test_requests_leave_no_descriptors_and_no_threads(rig: Rig) -> None:
         (b"[1, 2]", 400, None, "should be an object"),
         (b'{"model": "tiny"}', 400, "prompt", "missing"),
         (b'{"prompt": "x"}', 400, "model", "missing"),
-        (b'{"model": "tiny", "prompt": "x", "n": 2}', 400, "n", "not supported"),
-        (b'{"model": "tiny", "prompt": "x", "logprobs": 1}', 400, "logprobs", "not supported"),
+        (b'{"model": "tiny", "prompt": "x", "best_of": 2}', 400, "best_of", "not supported"),
+        (b'{"model": "tiny", "prompt": "x", "echo": true}', 400, "echo", "not supported"),
+        (b'{"model": "tiny", "prompt": "x", "logprobs": 21}', 400, "logprobs", "20"),
         (b'{"model": "tiny", "prompt": "x", "max_tokens": "8"}', 400, "max_tokens", "integer"),
         (b'{"model": "tiny", "prompt": "x", "max_tokens": 0}', 400, "max_tokens", "greater"),
         (b'{"model": "tiny", "prompt": "x", "temperature": NaN}', 400, "temperature", "finite"),
@@ -168,7 +173,7 @@ def test_requests_leave_no_descriptors_and_no_threads(rig: Rig) -> None:
         (b'{"model": "tiny", "prompt": "x", "seed": -1}', 400, "seed", "greater"),
         (b'{"model": "tiny", "prompt": "x", "stream": "yes"}', 400, "stream", "boolean"),
         (b'{"model": "tiny", "prompt": "x", "stop": [""]}', 400, "stop[0]", "character"),
-        (b'{"model": "tiny", "prompt": ["a", "b"]}', 400, "prompt[0]", "integer"),
+        (b'{"model": "tiny", "prompt": [1, "b"]}', 400, "prompt[1]", "integer"),
         (b'{"model": "tiny", "prompt": [-1]}', 400, "prompt[0]", "greater"),
         (b'{"model": "tiny", "prompt": [4000]}', 400, None, "vocabulary|token number"),
         (b'{"model": "tiny", "prompt": ""}', 400, None, "empty"),

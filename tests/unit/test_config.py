@@ -7,7 +7,7 @@ import yaml
 from h3kv.config import Settings, load, render
 from h3kv.core.errors import ConfigError
 from h3kv.core.units import TokenCount
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.types import DType
 from h3kv.core.units import TokenCount
 from h3kv.engine.tiers import TierConfig
-from h3kv.policy.window import plan_device
+from h3kv.policy.window import SEQUENCES_MAX, plan_device
 from h3kv.sizing import (
     NEW_STORE_BYTES,
     Surroundings,
@@ -65,7 +65,7 @@ def test_with_tiering_the_device_gets_what_windows_and_the_longest_chunk_need() 
     blocks, rest = divmod(device_store(chosen, layout(), CPU).capacity_bytes, layout().block_bytes)
     assert rest == 0
     plan = plan_device(blocks, 16, 16, block_bytes=4096)
-    assert (plan.sequences, plan.chunk_blocks) == (8, 128)
+    assert (plan.sequences, plan.chunk_blocks) == (SEQUENCES_MAX, 128)
 
 
 def test_small_machines_share_half_of_what_they_have() -> None:

@@ -28,7 +28,8 @@ app = typer.Typer(
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write metric names and numbers here.")]
 Quick = Annotated[bool, typer.Option("--quick", help="For a first look: fewer repetitions, smaller sizes, no peers.")]
-Model = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or package:NAME.")]
+_MODEL_HELP = "Hugging Face folder, .gguf file, or package:NAME."
+Model = Annotated[str, typer.Option(help=_MODEL_HELP)]
 PeerPython = Annotated[
     str | None, typer.Option(metavar="PATH", help="Interpreter where vllm is installed; transformers may be there too.")
 ]
@@ -203,6 +204,54 @@ def services(
     with _measuring(json, threads) as (results, console):
         named = read_text(text)
         _services(results, _tiered(console, model, store, 1), parts=part or [], quick=quick, named=named)
+
+
+@app.command()
+def serve(
+    json: JsonFile = None,
+    quick: Quick = False,
+    model: Annotated[
+        str, typer.Option(help=f"{_MODEL_HELP} With --url: as the server there calls it.")
+    ] = DEFAULT_MODEL,
+    peer_python: PeerPython = None,
+    threads: Threads = None,
+    store: Store = Path(),
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only chat8, docqa, noreuse, identical, itl, soak, turns or trace; repeat it for more.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A server with OpenAI's API that runs already. Default: own nodes."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="That the server asks for.", envvar="H3_API_KEY")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trace to play. Default: the one beside the checkout.")
+    ] = None,
+    soak_requests: Annotated[int | None, typer.Option(min=100, help="Requests of soak.")] = None,
+) -> None:
+    """A server over HTTP: chats at once, documents, no reuse, equal answers, a long prefill, soak, replay.
+
+    Without --url it needs a checkout of the repository: the processes of a node are not part of the wheel.
+    """
+    with _measuring(json, threads) as (results, console):
+        from h3kv.bench import serve_group
+
+        request = serve_group.Request(
+            _tiered(console, model, store, 1),
+            peer_python=peer_python,
+            url=url,
+            key=key,
+            trace=trace,
+            soak_requests=soak_requests,
+            quick=quick,
+            parts=serve_group.parts_of(part or []),
+        )
+        serve_group.run(results, request)
 
 
 @app.command("all")

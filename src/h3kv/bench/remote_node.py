@@ -18,7 +18,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Telemetry
 from h3kv.core.types import Encoding
 from h3kv.engine.config import EngineConfig
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.remote_tiers import RemoteTiers, open_remote_tiers, wire_layout
 from h3kv.engine.tiers import TierStores
 from h3kv.models.loader import LoadedModel

@@ -22,7 +22,7 @@ from h3kv.bench.tiered import kv_layout, open_resident, random_tokens
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SEGMENT_TOKENS_MAX, SINK_BLOCKS
 from h3kv.core.types import Encoding
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.models.loader import LoadedModel
 
 PREFILL_TOKENS: Final = 4 * CHUNK_TOKENS

@@ -8,7 +8,6 @@ A piece is an event with text: servers send one for each token, and join tokens 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,8 @@ from h3kv.core.types import Tier
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 TIERS: Final = tuple(Tier)
+DATA: Final = b"data:"
+END: Final = b"[DONE]"
 SAID_MAX: Final = 400
 """Characters of a refusal that an error brings along."""
 
@@ -106,12 +107,10 @@ class Target:
         answer.sent_ns = time.perf_counter_ns()
         try:
             head = await connection.request("POST", CHAT if ask.is_chat else COMPLETIONS, self.fields(ask))
-            if head.status != HTTPStatus.OK:
-                raise _refusal(head, await connection.body(head))
-            async with contextlib.aclosing(connection.lines(head)) as lines:  # type: ignore[type-var]
-                async for line in lines:
-                    if line.startswith(b"data: {"):
-                        self._note(answer, json.loads(line[6:]))
+            await _require_ok(head, connection)
+            async for line in connection.lines(head):
+                if line.startswith(DATA) and (said := line[len(DATA) :].strip()) != END:
+                    self._note(answer, json.loads(said))
         except BaseException:
             await connection.close()
             raise
@@ -173,8 +172,11 @@ async def learn(target: Target) -> Target:
         return plain
 
 
-def _refusal(head: Head, body: bytes) -> RequestError | PeerBusyError:
-    said = body.decode("utf-8", "replace")[:SAID_MAX]
+async def _require_ok(head: Head, connection: Connection) -> None:
+    if head.status == HTTPStatus.OK:
+        return
+    said = (await connection.body(head)).decode("utf-8", "replace")[:SAID_MAX]
+    message = f"the server answered {head.status}: {said}"
     if head.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
-        return PeerBusyError(f"the server answered {head.status}: {said}", peer="server")
-    return RequestError(f"the server answered {head.status}: {said}")
+        raise PeerBusyError(message, peer=str(connection.address))
+    raise RequestError(message)

@@ -72,7 +72,7 @@ class Connection:
     """
 
     def __init__(self, address: Address, *, key: str | None = None) -> None:
-        self._address = address
+        self.address = address
         self._key = key
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -142,7 +142,7 @@ class Connection:
         if self._streams is None:
             async with asyncio.timeout(CONNECT_S):
                 self._streams = await asyncio.open_connection(
-                    self._address.host, self._address.port, limit=LINE_MAX, ssl=self._address.is_tls or None
+                    self.address.host, self.address.port, limit=LINE_MAX, ssl=self.address.is_tls or None
                 )
         reader, writer = self._streams
         writer.write(message)
@@ -172,7 +172,7 @@ class Connection:
 
     def _message(self, method: str, path: str, fields: Mapping[str, object] | None) -> bytes:
         body = b"" if fields is None else json.dumps(fields, separators=(",", ":")).encode()
-        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", f"Host: {self._address.host}:{self._address.port}"]
+        lines = [f"{method} {self.address.prefix}{path} HTTP/1.1", f"Host: {self.address.host}:{self.address.port}"]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         if self._key is not None:
@@ -181,7 +181,7 @@ class Connection:
 
     def _gone(self, error: BaseException) -> PeerUnavailableError:
         said = str(error) or type(error).__name__
-        return PeerUnavailableError(f"{self._address} does not answer: {said}", peer=str(self._address))
+        return PeerUnavailableError(f"{self.address} does not answer: {said}", peer=str(self.address))
 
 
 def parse_head(head: bytes) -> Head:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from h3kv.bench.serve_client import Answer, Ask, Target
 from h3kv.core.errors import H3Error
 from h3kv.core.units import NS_PER_S
+
+Found = TypeVar("Found")
+
+
+async def together(works: Iterable[Coroutine[object, object, Found]]) -> list[Found]:
+    """What several pieces of work give back, in their order, once all have ended. Raises what the first one raised that
+    failed; the others are cancelled then.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
 
 
 async def all_at_once(target: Target, asks: Sequence[Ask]) -> list[Answer]:
@@ -18,9 +33,7 @@ async def all_at_once(target: Target, asks: Sequence[Ask]) -> list[Answer]:
     Raises:
         H3Error: one of them failed; the others are given up.
     """
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_alone(target, ask)) for ask in asks]
-    return [task.result() for task in tasks]
+    return await together(_alone(target, ask) for ask in asks)
 
 
 async def one_by_one(target: Target, asks: Iterable[Ask]) -> list[Answer]:
@@ -63,15 +76,11 @@ async def over_connections(target: Target, asks: Iterator[Ask], *, connections: 
                 except H3Error as error:
                     errors.append(error)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(work())
+    await together(work() for _ in range(connections))
     return errors
 
 
-async def at_times(
-    target: Target, timed: Sequence[tuple[int, Ask]], *, running_max: int
-) -> list[Outcome]:
+async def at_times(target: Target, timed: Sequence[tuple[int, Ask]], *, running_max: int) -> list[Outcome]:
     """Send requests at their times, whatever became of those before.
 
     Args:
@@ -93,9 +102,7 @@ async def at_times(
             except H3Error as error:
                 return Outcome(None, error)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(play(due_ns, ask)) for due_ns, ask in timed]
-    return [task.result() for task in tasks]
+    return await together(play(due_ns, ask) for due_ns, ask in timed)
 
 
 async def _alone(target: Target, ask: Ask) -> Answer:

@@ -31,7 +31,7 @@ from h3kv.core.types import DType, Encoding
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, PrefillProgress, TokenGenerated
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.tiers import TierConfig
 from h3kv.memory.region import SHARED_KINDS, Region

@@ -19,7 +19,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_TOKENS_MAX
 from h3kv.core.types import DType, Encoding
 from h3kv.engine.config import EngineConfig
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.models.loader import LoadedModel, load_model
 from h3kv.models.rope import RopeKind, RopeScaling

@@ -61,23 +61,24 @@ class WholeNode:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: Path, model: str, flags: Sequence[str]) -> Iterator[WholeNode]:
+    def open(cls, folder: Path, model: str, flags: Sequence[str], settings: Sequence[str] = ()) -> Iterator[WholeNode]:
         """The node, once it answers.
 
         Args:
             folder: for sockets and the log; its path must be short.
             model: folder, file, or `package:NAME`.
             flags: of `h3 up`, besides those of place and model.
+            settings: NAME=VALUE, of its environment.
 
         Raises:
             ConfigError: `services` is not there: the wheel leaves it out.
             PeerUnavailableError: the node does not come up.
         """
-        port, log = _free_port(), folder / "up.log"
+        port, log = free_port(), folder / "up.log"
         command = [sys.executable, "-m", "h3kv", "up", "--run-folder", str(folder / "run")]
         command += ["--http-port", str(port), "--model", model, *flags]
         with log.open("wb") as lines:
-            process = subprocess.Popen(tied(command), cwd=find_services(), stdout=lines, stderr=lines)
+            process = subprocess.Popen(tied(command, settings), cwd=find_services(), stdout=lines, stderr=lines)
         try:
             _wait(process, port, log)
             name = model.removeprefix("package:").rstrip("/").rpartition("/")[2]
@@ -106,7 +107,8 @@ class WholeNode:
         return Holding(sum(map(_resident_bytes, pids)), sum(map(_descriptors, pids)), sum(map(_regions, pids)))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -311,6 +311,9 @@ def up(
     directory: Annotated[str, typer.Option(metavar="URL", help="memory, or redis://host:port/0.")] = "memory",
     tracing: Annotated[str | None, typer.Option(metavar="URL", help="Of an OTLP collector: http://host:4317.")] = None,
     drain: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="For answers that run at the end.")] = 30.0,
+    tenants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who may ask, by API keys; `h3 key` makes them. Default: all.")
+    ] = None,
     model: Model = None,
     dtype: DtypeName = None,
     device_kv: DeviceKv = None,
@@ -344,6 +347,7 @@ def up(
             directory=directory,
             tracing_endpoint=tracing,
             drain_ns=round(drain * NS_PER_S),
+            tenants_file=tenants,
         )
         run_node(load(file=config, flags=flags), request)
 

@@ -61,7 +61,17 @@ def evict(run_folder: Path, *, idle_ns: int, size_bytes: int | None) -> None:
         raise PeerUnavailableError(f"the node with {run_folder} has no gpu_worker: start it again", peer="gpu_worker")
     with PeerChannel(parse_address(worker.address, field="gpu_worker")) as channel:
         evicted = evict_cold(channel, idle_ns=idle_ns, size_bytes=size_bytes)
-    typer.echo(f"{evicted.segments} segments given up, {describe_size(evicted.size_bytes)}")
+    typer.echo(describe_eviction(evicted.segments, evicted.size_bytes, asked_bytes=size_bytes))
+
+
+def describe_eviction(segments: int, size_bytes: int, *, asked_bytes: int | None) -> str:
+    """What was given up; and where that is nothing, what may be the reason."""
+    if segments == 0 and asked_bytes is not None:
+        return (
+            f"nothing given up: segments go as a whole, and none that may go is as small as "
+            f"{describe_size(asked_bytes)}: ask for more"
+        )
+    return f"{segments} segments given up, {describe_size(size_bytes)}"
 
 
 def _show(processes: list[ProcessFacts], page: NodePage) -> None:

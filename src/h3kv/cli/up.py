@@ -37,6 +37,8 @@ class UpRequest:
     directory: str
     tracing_endpoint: str | None
     drain_ns: int
+    tenants_file: Path | None = None
+    """Of the gateway: who may ask, by API keys."""
 
 
 class EndSignals:
@@ -139,7 +141,7 @@ def _options(settings: Settings, request: UpRequest) -> NodeOptions:
         http_port=request.http_port,
         directory=request.directory,
         tracing_endpoint=request.tracing_endpoint,
-        settings={Service.GPU_WORKER: worker, Service.NVME_IO: _caps(settings)},
+        settings={Service.GPU_WORKER: worker, Service.NVME_IO: _caps(settings), Service.GATEWAY: _doors(request)},
     )
 
 
@@ -160,6 +162,11 @@ def _caps(settings: Settings) -> dict[str, str]:
         "WRAP": nvme.wrap,
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _doors(request: UpRequest) -> dict[str, str]:
+    """What `gateway` is told besides where it serves."""
+    return {} if request.tenants_file is None else {"TENANTS_FILE": str(request.tenants_file.absolute())}
 
 
 def _bytes(cap: int | TokenCount | str | None, field: str) -> str | None:

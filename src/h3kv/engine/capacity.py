@@ -104,6 +104,15 @@ class Capacity:
         self.census.blocks += blocks
         self.census.running += 1
 
+    def extend(self, blocks: int) -> None:
+        """Count in more blocks of a sequence.
+
+        Raises:
+            TierFullError: those that run leave too little.
+        """
+        self._check_tiers(blocks)
+        self.census.blocks += blocks
+
     def uncommit(self, blocks: int) -> None:
         """Count a sequence out."""
         self.census.blocks -= blocks

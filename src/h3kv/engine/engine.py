@@ -33,6 +33,7 @@ from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stepper import BeforeStep, Stepper
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
+from h3kv.policy.window import SEQUENCES_MAX
 
 
 class Engine:
@@ -198,7 +199,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Start waiting requests in order, as long as there is room for the first."""
-        while self._waiting and self._may_admit:
+        while self._waiting and self._may_admit and len(self._running) < SEQUENCES_MAX:
             waiting = self._waiting[0]
             try:
                 self._start(waiting)
@@ -220,20 +221,25 @@ class Engine:
         """Make the first waiting request a running one. Whatever is raised, it still waits and holds nothing."""
         kv = self._pool.open_sequence(waiting.need, is_alone=not self._running)
         try:
-            sequence = RunningSequence(
-                waiting.id,
-                waiting.request,
-                kv,
-                vocabulary=self._vocabulary,
-                retrieval=self._retrieval,
-                submitted_ns=waiting.submitted_ns,
-                started_ns=self._clock.now_ns(),
-            )
-            self._running.append(sequence)
+            self._running.append(self._sequence_of(waiting, kv))
             self._waiting.popleft()
         except BaseException:
             self._undo_start(waiting, kv)
             raise
+
+    def _sequence_of(self, waiting: WaitingRequest, kv: SequenceKv) -> RunningSequence:
+        if waiting.suspended is not None:
+            waiting.suspended.resume(kv)
+            return waiting.suspended
+        return RunningSequence(
+            waiting.id,
+            waiting.request,
+            kv,
+            vocabulary=self._vocabulary,
+            retrieval=self._retrieval,
+            submitted_ns=waiting.submitted_ns,
+            started_ns=self._clock.now_ns(),
+        )
 
     def _undo_start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
         """Make a request the first waiting one again, wherever its start was interrupted."""
@@ -297,6 +303,26 @@ class Engine:
         """See `StepListener.failed`."""
         self._fail(sequence.id, error)
         self._end(sequence)
+
+    def crowded(self, sequence: RunningSequence, error: TierFullError) -> None:
+        """See `StepListener.crowded`.
+
+        The one that came last gives its room back and waits in front of all others. What it computed stays, in the
+        lower tiers if need be, and is found again when it goes on.
+        """
+        if len(self._running) == 1:
+            self.failed(sequence, error)
+            return
+        last = max(self._running, key=lambda each: each.id)
+        tokens = last.tokens
+        need = need_of(last.request, self._fingerprint, retrieves=self._retrieval is not None, tokens=tokens)
+        last.suspend()
+        self._end(last)
+        self._waiting.appendleft(WaitingRequest(last.id, last.request, need, last.submitted_ns, suspended=last))
+        # Only the end of another one gives it the room that was too little for both.
+        self._may_admit = False
+        self._reporter.suspended()
+        self._report()
 
     def _dispatch(self, events: list[Event]) -> None:
         """Sort events into the streams that wait for them."""

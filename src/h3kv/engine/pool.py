@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from h3kv.attention import native
 from h3kv.attention.batch import PagedBatch
@@ -21,7 +20,7 @@ from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 from h3kv.core.ports import AddressableStore, Clock, Directory, Offload, PersistentStore, Telemetry
 from h3kv.core.retrieval import RetrievalSetting
-from h3kv.core.types import BlockKey, SlabKey, StoreStatistics, Tier
+from h3kv.core.types import SlabKey, StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.capacity import Capacity
 from h3kv.engine.cold_endings import ColdEndings
@@ -30,6 +29,7 @@ from h3kv.engine.host_shares import HostShares, reserve_shares
 from h3kv.engine.indexes import SegmentIndexes
 from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.kv_parts import KvParts
+from h3kv.engine.needs import KvNeed, TieringConfig
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, mount_prefix
@@ -38,7 +38,7 @@ from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.speeds import Speeds
 from h3kv.engine.stream import SlabStream
 from h3kv.engine.window import ArenaStore, Window
-from h3kv.policy.admission import plan_rooms
+from h3kv.policy.admission import ANSWER_BLOCKS_RESERVED
 from h3kv.policy.placement import PlacementConfig
 from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan_device
 from h3kv.tiers.host import RegionStore
@@ -46,45 +46,6 @@ from h3kv.tiers.index_store import IndexStore
 
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvNeed:
-    """What a sequence needs to start."""
-
-    keys: list[BlockKey]
-    """The root key, then those of the prompt's whole blocks."""
-    reusable_blocks: int
-    """Blocks of the prompt that may be taken from others."""
-    prompt_blocks: int
-    """Blocks that the prompt fills."""
-    blocks: int
-    """Blocks of the whole sequence at its longest."""
-    retrieves: bool = False
-    """Whether it decodes under retrieval, so that its indexes stay in memory."""
-
-    def rooms(self, first_block: int) -> Iterator[int]:
-        """Sizes of the segments for the blocks from this one on."""
-        return iter(plan_rooms(first_block, self.prompt_blocks, self.blocks))
-
-
-@dataclass(frozen=True, slots=True)
-class TieringConfig:
-    """How HOST and the device share the work."""
-
-    window_tokens: int = 1024
-    """Newest tokens of a sequence that stay on the device: a multiple of 64."""
-    staging_bytes: int = 32 << 20
-    """Part of the HOST cap that slabs are read into on their way from NVMe; no more than a third of it, but for four
-    slabs of full segments. Enough to keep the disk busy while a layer is computed."""
-    index_bytes: int | None = None
-    """Cap on indexes of segments whose slabs lie in the cold store alone. None: one for each sequence that may run."""
-    page_cache_bytes: int = 0
-    """Part of the HOST cap that keeps single pages of the cold store for retrieval; 0: none, where nobody retrieves."""
-    reads_pages_ahead: bool = True
-    """Whether pages are read into it before they are asked for."""
-    chunk_tokens: int = 1024
-    """Chunk that a sequence begins with: what the device plan leaves room for."""
 
 
 class KvPool:
@@ -262,7 +223,7 @@ class KvPool:
         """A sequence over these mounts, or over fewer of them."""
         while True:
             # A partly used segment pins all of its blocks.
-            blocks = need.blocks + sum(mount.segment.room_blocks - mount.blocks for mount in mounts)
+            blocks = need.reserved_blocks + sum(mount.segment.room_blocks - mount.blocks for mount in mounts)
             try:
                 self.capacity.commit(blocks, retrieves=need.retrieves)
                 try:
@@ -272,6 +233,7 @@ class KvPool:
                         need.rooms,
                         keys=list(need.keys),
                         window=self._make_window(),
+                        reserved_blocks=need.reserved_blocks,
                         committed_blocks=blocks,
                         retrieves=need.retrieves,
                     )
@@ -282,6 +244,18 @@ class KvPool:
                 if not (is_alone and mounts):
                     raise
                 self.segments.unpin(mounts.pop().segment)
+
+    def grow(self, kv: SequenceKv) -> None:
+        """See that a sequence is sure of room for its next token.
+
+        Raises:
+            TierFullError: those that run leave none.
+        """
+        if kv.tokens < kv.reserved_blocks * BLOCK_TOKENS:
+            return
+        self.capacity.extend(ANSWER_BLOCKS_RESERVED)
+        kv.reserved_blocks += ANSWER_BLOCKS_RESERVED
+        kv.committed_blocks += ANSWER_BLOCKS_RESERVED
 
     def lose(self, slab: SlabKey) -> None:
         """A slab cannot be read: its segment is found no more, and whoever holds it computes it again."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 NUCLEUS_FIRST: Final = 1024
-"""Values that are sorted at first for a nucleus. Only a nearly flat distribution needs all."""
+"""Values that are sorted at first for a nucleus, and eight times as many each time that they do not reach it. Only a
+nearly flat distribution needs all."""
 
 
 def largest(values_C: Tensor, count: int) -> Tensor:
@@ -29,9 +30,11 @@ def nucleus(probabilities_C: Tensor, top_p: float) -> Tensor:
 
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
     """
-    places_N = largest(probabilities_C, NUCLEUS_FIRST)
-    if probabilities_C[places_N].sum() < top_p:
-        places_N = largest(probabilities_C, len(probabilities_C))
+    count = NUCLEUS_FIRST
+    places_N = largest(probabilities_C, count)
+    while count < len(probabilities_C) and probabilities_C[places_N].sum() < top_p:
+        count *= 8
+        places_N = largest(probabilities_C, count)
     values_N = probabilities_C[places_N]
     before_N = values_N.cumsum(0) - values_N
     reached = max(int((before_N < top_p).sum()), 1)

@@ -12,7 +12,7 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.layout import CacheLayout
 from h3kv.core.types import Tier
 from h3kv.engine.leased_units import UnitStock
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.tiers import TierStores
 from h3kv.memory.buddy import UNIT_BLOCKS
 from h3kv.memory.cuda_registration import CudaRegistration, cuda_runtime

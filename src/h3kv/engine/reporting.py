@@ -65,6 +65,10 @@ class Reporter:
         for tier, tokens in statistics.cached_tokens.items():
             self._telemetry.count(names.PREFIX_HIT_TOKENS, tokens, tier=tier)
 
+    def suspended(self) -> None:
+        """A request gave its room back, and waits to go on."""
+        self._telemetry.count(names.SUSPENSIONS)
+
     def stepped(self, *, prefill_tokens: int, decode_tokens: int) -> None:
         """A sequence advanced."""
         if prefill_tokens:

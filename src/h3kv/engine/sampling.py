@@ -111,8 +111,10 @@ class Sampler:
     def _candidates(self, scores_V: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens that may be chosen, and their probabilities before any was left out by `top_p` or `min_p`."""
         parameters = self._parameters
-        ids_C = torch.arange(len(scores_V)) if parameters.top_k is None else largest(scores_V, parameters.top_k)
-        scores_C = scores_V[ids_C].double()
+        ids_C, scores_C = torch.arange(len(scores_V)), scores_V.double()
+        if parameters.top_k is not None:
+            ids_C = largest(scores_V, parameters.top_k)
+            scores_C = scores_C[ids_C]
         probabilities_C = ((scores_C - scores_C.max()) / parameters.temperature).softmax(0)
         if parameters.min_p > 0:
             kept = (probabilities_C >= parameters.min_p * probabilities_C.max()).nonzero().squeeze(1)

@@ -264,9 +264,8 @@ class SegmentTable:
 
     def withdraw(self, segment: Segment) -> None:
         """Nobody finds a segment any more, nor what continues it; with its last pin, or `give_up`, it goes erased."""
-        segment.is_erased = True
-        if segment.phase in {Phase.SEALING, Phase.SEALED} and not segment.is_withdrawn:
-            segment.is_withdrawn = True
+        if not segment.is_withdrawn:
+            segment.is_erased = segment.is_withdrawn = True
             self._end_holds(segment)
             self._directory.withdraw(segment.keys, segment.id)
             segment.label = None

@@ -6,13 +6,14 @@ Shapes: T tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.core.ports import Clock
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.engine.detokenizer import Detokenizer
@@ -107,20 +108,34 @@ class RunningSequence:
         started_ns: int,
     ) -> None:
         self.id = request_id
+        self.request = request
         self.kv = kv
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.losses = 0
+        self.is_suspended = False
         self.prompt_tokens = len(request.prompt)
         self._retrieval = retrieval
-        self._cached_tokens = sum(kv.reused_tokens.values())
+        self._reused_tokens = kv.reused_tokens
+        self._recomputed_tokens = kv.recomputed_tokens
+        self._attended = kv.attended_tokens()
         self._sampler = Sampler(request.sampling, prompt=request.prompt)
         self._stop_rule = StopRule(request.sampling, vocabulary.eos_ids)
         self._detokenizer = Detokenizer(vocabulary.token_bytes, request.sampling.stop)
-        self._submitted_ns = submitted_ns
+        self.submitted_ns = submitted_ns
         self._started_ns = started_ns
         self._prefill_ns = 0
         self._token_times_ns: list[int] = []
+
+    def suspend(self) -> None:
+        """It gives its room back, and goes on later with `resume`. Its owner closes `kv`."""
+        self.is_suspended = True
+
+    def resume(self, kv: SequenceKv) -> None:
+        """It has room again, with what could be kept of its KV: the rest is read as known tokens are."""
+        kv.cache.meter = self.kv.cache.meter
+        self.kv = kv
+        self.is_suspended = False
 
     @property
     def is_answering(self) -> bool:
@@ -128,11 +143,24 @@ class RunningSequence:
         return self.kv.tokens >= self.prompt_tokens and self.kv.tokens == len(self.tokens) - 1
 
     def read(
-        self, model: LanguageModel, clock: Clock, *, chunks: ChunkRule, device: torch.device
+        self,
+        model: LanguageModel,
+        clock: Clock,
+        *,
+        chunks: ChunkRule,
+        device: torch.device,
+        on_read: Callable[[int, int, int], None],
     ) -> Generator[None, None, list[Event]]:
         """Read the next chunk of what is known, in steps; its last token may give the first one of the answer.
 
         Tokens whose KV was lost are read again like a prompt, those of the answer included.
+
+        Args:
+            model: computes.
+            clock: for statistics.
+            chunks: how what is known is cut.
+            device: where the model lies.
+            on_read: called when the chunk was computed, with its first position, its tokens and the ns that it took.
 
         Yields:
             Where others may take their turn. Left there, the chunk was never begun.
@@ -176,9 +204,11 @@ class RunningSequence:
         with interrupts_deferred():
             self.kv.settle(self.tokens)
         events: list[Event] = []
-        if start < self.prompt_tokens:
-            self._prefill_ns += spent_ns + ended_ns - began_ns
-            events.append(PrefillProgress(self.id, end, self._cached_tokens, self.prompt_tokens))
+        spent_ns += ended_ns - began_ns
+        on_read(start, end - start, spent_ns)
+        if start < self.prompt_tokens and not self._token_times_ns:
+            self._prefill_ns += spent_ns
+            events.append(PrefillProgress(self.id, end, sum(self._reused_tokens.values()), self.prompt_tokens))
         if choice is not None:
             events.append(self._accept(choice, ended_ns))
         return events
@@ -195,12 +225,18 @@ class RunningSequence:
                 self.kv.retrieval = self._retrieval
                 self.kv.prepare(1, reads_ahead=False)
 
-    def end_token(self, logits_V: Tensor, now_ns: int) -> TokenGenerated:
+    def end_token(self, logits_V: Tensor, now_ns: int, *, before: RetrievalMeter) -> TokenGenerated:
         """Choose the next token after the newest one was computed.
+
+        Args:
+            logits_V: its scores.
+            now_ns: on the clock.
+            before: what retrieval had read before it was.
 
         Raises:
             NumericsError: the scores are none.
         """
+        self._attended.add(self.kv.tokens, before, self.kv.cache.meter)
         choice = self._sampler.choose(logits_V)
         with interrupts_deferred():
             self.kv.settle(self.tokens)
@@ -211,13 +247,15 @@ class RunningSequence:
         times_ns = self._token_times_ns
         return RequestStatistics(
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.kv.reused_tokens,
+            cached_tokens=self._reused_tokens,
             generated_tokens=len(self.tokens) - self.prompt_tokens,
-            waiting_ns=self._started_ns - self._submitted_ns,
+            waiting_ns=self._started_ns - self.submitted_ns,
             prefill_ns=self._prefill_ns,
-            time_to_first_token_ns=times_ns[0] - self._submitted_ns if times_ns else None,
+            time_to_first_token_ns=times_ns[0] - self.submitted_ns if times_ns else None,
             inter_token_ns=tuple(after - before for before, after in itertools.pairwise(times_ns)),
             recall=self.kv.cache.meter.recall,
+            attended_fraction=self._attended.fraction,
+            recomputed_tokens=self._recomputed_tokens,
         )
 
     def _accept(self, choice: Choice, now_ns: int) -> TokenGenerated:

@@ -25,6 +25,7 @@ from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
+from h3kv.engine.attended import AttendedTokens
 from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
@@ -56,6 +57,7 @@ class SequenceKv:
             parts.
         keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
         window: its blocks on the device; None where its home is the device.
+        reserved_blocks: that it is sure of; with eager parts, those that are opened now.
         committed_blocks: what it was counted in with.
         retrieves: whether it will decode under retrieval, so that its indexes stay in memory from now on.
 
@@ -71,9 +73,11 @@ class SequenceKv:
         *,
         keys: list[BlockKey] | None,
         window: Window | None,
+        reserved_blocks: int = 0,
         committed_blocks: int = 0,
         retrieves: bool = False,
     ) -> None:
+        self.reserved_blocks = reserved_blocks
         self.committed_blocks = committed_blocks
         self.recomputed_tokens = 0
         """That were found in the cold store and are computed all the same: whoever opened it says so."""
@@ -103,7 +107,7 @@ class SequenceKv:
         self._flushed = self.blocks
         try:
             if parts.is_eager:
-                self._spare.extend(self._segments.open(list(self._rooms)))
+                self._spare.extend(self._segments.open(self._take_rooms(reserved_blocks - self.blocks)))
             self._make_room(0)
         except BaseException:
             self._give_back_own()
@@ -123,6 +127,12 @@ class SequenceKv:
     def pins(self) -> int:
         """Pins that this sequence holds, one for each segment."""
         return len(self._held) + len(self._spare)
+
+    def attended_tokens(self) -> AttendedTokens:
+        """Counts what the tokens of its answer attend to."""
+        layout = self._segments.layout
+        window_tokens = self._parts.window_blocks * BLOCK_TOKENS
+        return AttendedTokens(layers=layout.layers, kv_heads=layout.slab.kv_heads, window_tokens=window_tokens)
 
     def touch_found(self) -> None:
         """Say that what a lookup found for it is in use: as long as it reads its prompt."""
@@ -193,9 +203,7 @@ class SequenceKv:
         """See `PagedCache.attend`."""
         return self.cache.attend(layer, q_QHD, k_TKD, v_TKD, scale=scale)
 
-    def attend_steps(
-        self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor
-    ) -> Generator[None, None, Tensor]:
+    def attend_steps(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Generator[None, None, Tensor]:
         """See `PagedCache.attend_steps`."""
         return self.cache.attend_steps(layer, q_QHD, k_TKD, v_TKD)
 
@@ -304,6 +312,13 @@ class SequenceKv:
         if last > first:
             for addresses_L in self._window.take(range(first, last)):
                 self.cache.extend(addresses_L, room_blocks=1)
+
+    def _take_rooms(self, blocks: int) -> list[int]:
+        """Sizes of the next segments, for so many blocks together at least."""
+        rooms: list[int] = []
+        while sum(rooms) < blocks:
+            rooms.append(next(self._rooms))
+        return rooms
 
     def _open(self, start: int, *, waits: bool = True) -> _Held:
         """The next own segment, for the blocks from `start` on."""

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 
 import torch
 
-from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError
+from h3kv.attention.retrieval import RetrievalMeter
+from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError, TierFullError
 from h3kv.core.ports import Clock
 from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.failures import failure_of
@@ -48,6 +49,10 @@ class StepListener(Protocol):
 
     def failed(self, sequence: RunningSequence, error: H3Error) -> None:
         """A sequence cannot go on."""
+        ...
+
+    def crowded(self, sequence: RunningSequence, error: TierFullError) -> None:
+        """A sequence finds no room for its next token. It tries again in the next step, unless it was taken off."""
         ...
 
 
@@ -93,6 +98,8 @@ class Stepper:
         self._clock = clock
         self._reporter = reporter
         self._reading: _Reading | None = None
+        # Answers that take their token in this step.
+        self._ready: list[RunningSequence] = []
         # What the last token of all answers took, and whether it read the cold store.
         self._token_ns = 0
         self._reads_cold = False
@@ -108,17 +115,25 @@ class Stepper:
         answers = [sequence for sequence in running if sequence.is_answering]
         if answers:
             self._answer(answers)
-        self._read(running, turn_ns(self._token_ns if answers else None))
+        prompts = sum(not sequence.is_answering for sequence in running)
+        self._read(running, turn_ns(self._token_ns if answers else None, prompts=prompts))
 
     def forget(self, sequence: RunningSequence) -> None:
         """A sequence was taken off: a chunk of it that is being read never was begun."""
         if self._reading is not None and self._reading.sequence is sequence:
             self._reading.steps.close()
             self._reading = None
+        if sequence in self._ready:
+            self._ready.remove(sequence)
 
     def _answer(self, answers: list[RunningSequence]) -> None:
         began_ns = self._clock.now_ns()
-        ready = [sequence for sequence in answers if self._makes_ready(sequence)]
+        self._ready = []
+        for sequence in answers:
+            # One before it may have taken its room.
+            if not sequence.is_suspended and self._makes_ready(sequence):
+                self._ready.append(sequence)
+        ready, self._ready = self._ready, []
         self._reads_cold = self._pool.read_ahead([sequence.kv for sequence in ready])
         if ready:
             self.before_step([sequence.id for sequence in ready], False)
@@ -128,7 +143,11 @@ class Stepper:
     def _makes_ready(self, sequence: RunningSequence) -> bool:
         """Whether a sequence can take its token now."""
         try:
+            self._pool.grow(sequence.kv)
             sequence.begin_token()
+        except TierFullError as error:
+            self._listener.crowded(sequence, error)
+            return False
         except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
             self._charge([sequence], error)
             return False
@@ -154,12 +173,14 @@ class Stepper:
             raise
         now_ns = self._clock.now_ns()
         for row, sequence in enumerate(sequences):
-            self._end_token(sequence, logits_BV[row], now_ns)
+            self._end_token(sequence, logits_BV[row], now_ns, before=reads[row])
             self._reporter.retrieved(reads[row], sequence.kv.cache.meter)
 
-    def _end_token(self, sequence: RunningSequence, logits_V: torch.Tensor, now_ns: int) -> None:
+    def _end_token(
+        self, sequence: RunningSequence, logits_V: torch.Tensor, now_ns: int, *, before: RetrievalMeter
+    ) -> None:
         try:
-            event = sequence.end_token(logits_V, now_ns)
+            event = sequence.end_token(logits_V, now_ns, before=before)
         except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
             self._charge([sequence], error)
             return
@@ -194,7 +215,9 @@ class Stepper:
         if sequence is None:
             return None
         sequence.kv.touch_found()
-        steps = sequence.read(self._model, self._clock, chunks=self._chunks, device=self._device)
+        steps = sequence.read(
+            self._model, self._clock, chunks=self._chunks, device=self._device, on_read=self._pool.speeds.prefilled
+        )
         self._reading = _Reading(sequence, steps, sequence.kv.tokens)
         return self._reading
 

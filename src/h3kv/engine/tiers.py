@@ -11,7 +11,8 @@ from typing import Final, Literal
 from h3kv.attention.paged import PageKernels
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, Directory, PersistentStore, Telemetry
-from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.engine.needs import TieringConfig
+from h3kv.engine.pool import KvPool
 from h3kv.engine.store_room import check_area, check_new_store, cure_for_blocks
 from h3kv.policy.window import SEQUENCES_MAX
 from h3kv.tiers.cold import ColdStore, ColdStoreConfig

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from h3kv.core.hashing import extend_keys, root_key
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.types import Tier
 from h3kv.engine.events import RequestStatistics
-from h3kv.engine.pool import KvNeed
+from h3kv.engine.needs import KvNeed
 from h3kv.engine.prefix import reusable_blocks
 from h3kv.engine.request import Request, RequestId
-from h3kv.policy.admission import bound_cached_tokens, count_blocks
+from h3kv.engine.sequence import RunningSequence
+from h3kv.policy.admission import bound_cached_tokens, count_blocks, reserved_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """Checked, but without room yet."""
+    """Checked, but without room yet, or without room any more."""
 
     id: RequestId
     request: Request
     need: KvNeed
     submitted_ns: int
+    suspended: RunningSequence | None = None
+    """One that ran already and gave its room back: it goes on where it was."""
 
     def statistics(self, now_ns: int, tier: Tier) -> RequestStatistics:
-        """What there is to say of a request that ends before it started."""
+        """What there is to say of a request that ends while it waits."""
+        if self.suspended is not None:
+            return self.suspended.statistics()
         return RequestStatistics(
             prompt_tokens=len(self.request.prompt),
             cached_tokens={tier: 0},
@@ -36,14 +42,26 @@ class WaitingRequest:
         )
 
 
-def need_of(request: Request, fingerprint: bytes, *, retrieves: bool = False) -> KvNeed:
-    """What a request needs to start, and whether it decodes under retrieval. Hashes its prompt."""
+def need_of(
+    request: Request, fingerprint: bytes, *, retrieves: bool = False, tokens: Sequence[int] | None = None
+) -> KvNeed:
+    """What a request needs to start. Hashes its tokens.
+
+    Args:
+        request: checked.
+        fingerprint: digest of everything but the tokens that decides the KV.
+        retrieves: whether it decodes under retrieval.
+        tokens: prompt and what there is of the answer, of one that goes on; None: it begins.
+    """
     root = root_key(fingerprint, request.tenant)
-    prompt_tokens = len(request.prompt)
+    known: Sequence[int] = request.prompt if tokens is None else tokens
+    blocks = count_blocks(bound_cached_tokens(len(request.prompt), request.sampling.max_new_tokens))
     return KvNeed(
-        keys=[root, *extend_keys(root, request.prompt)],
-        reusable_blocks=reusable_blocks(prompt_tokens),
-        prompt_blocks=prompt_tokens // BLOCK_TOKENS,
-        blocks=count_blocks(bound_cached_tokens(prompt_tokens, request.sampling.max_new_tokens)),
+        keys=[root, *extend_keys(root, known)],
+        reusable_blocks=reusable_blocks(len(known)),
+        prompt_blocks=len(known) // BLOCK_TOKENS,
+        blocks=blocks,
+        # Indexes are counted in when it starts, and not again.
+        reserved_blocks=blocks if retrieves else reserved_blocks(len(known), blocks),
         retrieves=retrieves,
     )

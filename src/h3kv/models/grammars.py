@@ -29,6 +29,13 @@ GRAMMAR_DEPTH_MAX: Final = 64
 GRAMMARS_MAX: Final = 64
 """Compiled grammars that are kept: requests repeat few of them."""
 
+ROW_ITEMS_MAX: Final = 1000
+"""Ways to go on that a grammar may have at one place: enough for objects with 250 properties that may be left out. The
+work of a step grows with their square, to 0.1 s, and other requests wait for it."""
+
+LEXER_STATES_MAX: Final = 50_000
+"""Of one answer, 2 KB each."""
+
 REASON_CHARACTERS: Final = 500
 """Of the library's reason for a refusal: messages travel in the trailers of a call, which have a bound."""
 
@@ -111,8 +118,9 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._vocabulary, self._problem = _vocabulary(tokenizer)
-        # Lower than the library's: states take 2 KB each, and every answer has its own.
-        self._limits = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+        self._limits = llguidance.LLParserLimits(
+            max_items_in_row=ROW_ITEMS_MAX, max_lexer_states=LEXER_STATES_MAX, verbose_errors=False
+        )
         # Compiling takes one core at most: others compute answers.
         self._compiling = threading.Lock()
         self._compiled = functools.lru_cache(GRAMMARS_MAX)(self._compile)
@@ -130,7 +138,10 @@ class GrammarCompiler:
         Cost: milliseconds, up to a second at the limits; nothing where it was asked for before. Other Python code runs
         meanwhile.
         """
-        size = len(text.encode(errors="surrogatepass"))
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError("response_format: the grammar is not UTF-8 text; correct it") from error
         if size > GRAMMAR_BYTES_MAX:
             raise RequestError(f"response_format: the grammar has {size} bytes; up to {GRAMMAR_BYTES_MAX} are allowed")
         return self._compiled(kind, text)
@@ -141,6 +152,8 @@ class GrammarCompiler:
         grammar = _grammar(kind, text)
         with self._compiling:
             start = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
+            # What the first mask needs is made here once, and not for each answer.
+            start.compute_bitmask()
         if start.is_error():
             reason = _line(start.get_error())
             raise RequestError(f"response_format: the {kind.value} cannot be followed ({reason}); change it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import NoReturn
 
 from h3kv.core.errors import RequestError
@@ -27,19 +28,16 @@ def read_json(text: str, *, field: str, depth_max: int) -> object:
         raise _too_deep(field, depth_max) from error
     except ValueError as error:
         raise RequestError(f"{field}: not valid JSON ({error}); correct it") from error
-    level, depth = [value], 0
-    while level:
-        level = [child for part in level for child in _children(part)]
-        depth += 1
-        if depth > depth_max + 1:
-            raise _too_deep(field, depth_max)
+    level: list[dict[str, object] | list[object]] = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth_max):
+        level = [child for part in level for child in _parts(part) if isinstance(child, dict | list)]
+    if level:
+        raise _too_deep(field, depth_max)
     return value
 
 
-def _children(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+def _parts(value: dict[str, object] | list[object]) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _too_deep(field: str, depth_max: int) -> RequestError:

@@ -201,14 +201,14 @@ def _is_byte_level(backend: tokenizers.Tokenizer, path: str) -> bool:
 
 def _spelled_bytes(text: str) -> bytes:
     """The bytes that GPT-2's letters spell. A token with any other letter stands for its own text."""
-    letters = _byte_of_letter()
+    letters = byte_of_letter()
     if letters.keys() >= set(text):
         return bytes(letters[letter] for letter in text)
     return text.encode()
 
 
 @functools.cache
-def _byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[str, int]:
     """GPT-2's spelling of bytes: printable ones as themselves, the others as the letters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from h3kv.core.limits import BLOCK_TOKENS, EXTENT_CLASSES_BLOCKS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
 
 
@@ -13,6 +15,16 @@ def count_blocks(tokens: int) -> int:
 def bound_cached_tokens(prompt_tokens: int, answer_tokens: int) -> int:
     """Tokens whose KV a request leaves at most: the last token of an answer is never read."""
     return prompt_tokens + answer_tokens - 1
+
+
+ANSWER_BLOCKS_RESERVED: Final = 4
+"""Blocks of an answer that a sequence has room for when it starts: 256 tokens. Longer answers find more as they grow, or
+wait; most end before."""
+
+
+def reserved_blocks(prompt_tokens: int, blocks: int) -> int:
+    """Blocks that a sequence is sure of when it starts, of those that it may come to need at the longest."""
+    return min(count_blocks(prompt_tokens) + ANSWER_BLOCKS_RESERVED, blocks)
 
 
 def plan_rooms(first_block: int, prompt_end: int, end: int) -> list[int]:

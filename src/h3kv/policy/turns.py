@@ -11,20 +11,22 @@ from typing import Final
 from h3kv.core.units import NS_PER_MS
 
 TURN_SHARE: Final = 2
-"""A turn takes up to so many times what the answers' tokens take: they come at a third of their speed then, and two
-thirds of the time go to reading."""
+"""A turn takes up to so many times what the answers' tokens take, once for each prompt that is to be read: beside one,
+answers come at a third of their speed, and two thirds of the time go to reading. Where many wait for their first token,
+most of the time is theirs."""
 
-ALONE_NS: Final = 250 * NS_PER_MS
-"""A turn that no answer waits for: so soon, a cancelled request ends."""
+TURN_NS_MAX: Final = 250 * NS_PER_MS
+"""A turn takes no longer, whoever waits: so soon an answer goes on, and a cancelled request ends."""
 
 
-def turn_ns(token_ns: int | None) -> int:
+def turn_ns(token_ns: int | None, *, prompts: int) -> int:
     """How long a prompt may be read before the answers get their next token.
 
     Args:
         token_ns: what a token of all answers took last; None: there are none.
+        prompts: that are to be read.
     """
-    return ALONE_NS if token_ns is None else TURN_SHARE * token_ns
+    return TURN_NS_MAX if token_ns is None else min(TURN_SHARE * prompts * token_ns, TURN_NS_MAX)
 
 
 def goes_on(spent_ns: int, step_ns: int, limit_ns: int) -> bool:

@@ -9,8 +9,8 @@ from h3kv.core.errors import ConfigError
 from h3kv.core.limits import BLOCK_TOKENS, SINK_BLOCKS
 from h3kv.core.units import describe_size, format_size
 
-SEQUENCES_MAX: Final = 8
-"""Sequences that run beside each other at most: more would only make each of them slower."""
+SEQUENCES_MAX: Final = 32
+"""Sequences that run beside each other at most: as many rows as one pass over the weights serves."""
 
 CHUNK_BLOCKS_MAX: Final = 128
 """Blocks of the longest chunk: 8,192 tokens, whose activations are the step's scratch memory."""

@@ -25,7 +25,8 @@ from h3kv.core.hashing import extend_keys, root_key
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX, SEGMENT_TOKENS_MAX, SINK_BLOCKS
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding
-from h3kv.engine.pool import KvNeed, KvPool, TieringConfig
+from h3kv.engine.needs import KvNeed, TieringConfig
+from h3kv.engine.pool import KvPool
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.tiers import TierConfig
 from h3kv.models.decoder import Decoder
@@ -172,6 +173,7 @@ class Bank:
             # Whatever follows is filled, so its segments are as large as a prompt's.
             prompt_blocks=blocks,
             blocks=blocks,
+            reserved_blocks=blocks,
         )
         kv = self.node.pool.open_sequence(need, is_alone=False)
         window_tokens = self._caps.window_tokens

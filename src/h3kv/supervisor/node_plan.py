@@ -34,6 +34,8 @@ STAGES: Final = {
 }
 LOOPBACK: Final = "127.0.0.1"
 OFFLOAD_WORKERS_MAX: Final = HELPERS_MAX
+DOCUMENTS: Final = "documents"
+"""Folder in that of the cold store."""
 PACKAGE: Final = Path(__file__).parents[1]
 
 
@@ -151,7 +153,20 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
         case Service.ANN_OFFLOAD:
             return {**own, **controller, **crew, "REGIONS": str(options.run_folder / "regions.sock")}
         case Service.GPU_WORKER:
-            return {**own, **store, **controller, **crew, "TIERS": "services", "DIRECTORY": options.directory}
+            kept = {**_documents(options), "DIRECTORY": options.directory}
+            return {**own, **store, **controller, **crew, **kept, "TIERS": "services"}
+
+
+def _documents(options: NodeOptions) -> dict[str, str]:
+    """Where documents are kept: beside the cold store, so that both last equally long. In memory where there is none,
+    or where it is a device: then people say where.
+    """
+    store = options.settings.get(Service.NVME_IO, {}).get("STORE")
+    if store is None or Path(store).is_block_device():
+        return {}
+    place = Path(store)
+    folder = place / DOCUMENTS if place.is_dir() else place.with_name(f"{place.name}.{DOCUMENTS}")
+    return {"DOCUMENTS": str(folder)}
 
 
 def _address(name: str, options: NodeOptions) -> UnixAddress:

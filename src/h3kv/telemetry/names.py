@@ -32,12 +32,15 @@ MOVED_BYTES: Final = "h3_moved_bytes_total"
 MOVE_DURATION: Final = "h3_move_duration_seconds"
 REQUESTS_IN_FLIGHT: Final = "h3_requests_in_flight"
 REQUESTS_WAITING: Final = "h3_requests_waiting"
+SUSPENSIONS: Final = "h3_suspensions_total"
 REQUESTS: Final = "h3_requests_total"
 PREFILL_TOKENS: Final = "h3_prefill_tokens_total"
 PREFIX_HIT_TOKENS: Final = "h3_prefix_hit_tokens_total"
 DECODE_TOKENS: Final = "h3_decode_tokens_total"
 LOAD_OR_RECOMPUTE: Final = "h3_load_or_recompute_total"
 LOAD_OR_RECOMPUTE_TOKENS: Final = "h3_load_or_recompute_tokens_total"
+DOCUMENTS: Final = "h3_documents"
+DOCUMENT_ERASURES: Final = "h3_document_erasures_pending"
 QUOTA_REFUSALS: Final = "h3_quota_refusals_total"
 QUOTA_LOCAL_REQUESTS: Final = "h3_quota_local_requests_total"
 CORRUPT_SLABS: Final = "h3_corrupt_slabs_total"
@@ -174,8 +177,9 @@ _TIERS = (
 )
 
 _REQUESTS = (
-    _gauge(REQUESTS_IN_FLIGHT, "requests", (), "Requests that hold room for their worst case.", by=_WORKER),
+    _gauge(REQUESTS_IN_FLIGHT, "requests", (), "Requests that hold room.", by=_WORKER),
     _gauge(REQUESTS_WAITING, "requests", (), "Requests that wait for room.", by=_WORKER),
+    _counter(SUSPENSIONS, "requests", (), "Times that a request gave its room to those before it.", by=_WORKER),
     _counter(REQUESTS, "requests", ("reason",), "Ended requests by finish reason or error reason.", by=_WORKER),
     _counter(PREFILL_TOKENS, "tokens", (), "Prompt tokens that were computed.", by=_WORKER),
     _counter(PREFIX_HIT_TOKENS, "tokens", ("tier",), "Prompt tokens that were found, by where they lay.", by=_WORKER),
@@ -188,6 +192,8 @@ _REQUESTS = (
         by=_WORKER,
     ),
     _counter(LOAD_OR_RECOMPUTE_TOKENS, "tokens", ("choice",), "Tokens of these ends, by what was done.", by=_WORKER),
+    _gauge(DOCUMENTS, "documents", ("state",), "Documents that are kept: reading, ready, failed.", by=_WORKER),
+    _gauge(DOCUMENT_ERASURES, "documents", (), "Deleted documents of which something is still there.", by=_WORKER),
     _counter(
         QUOTA_REFUSALS,
         "requests",

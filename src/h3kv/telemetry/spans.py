@@ -80,6 +80,7 @@ ERROR_REASON: Final = "h3.error.reason"
 PEER: Final = "h3.peer.name"
 ADDRESS: Final = "h3.address"
 DURATION_NS: Final = "h3.duration_ns"
+DOCUMENT: Final = "h3.document.id"
 
 ATTRIBUTES: Final = {
     REQUEST_ID: "Id of the request, the same in all processes.",
@@ -108,6 +109,7 @@ ATTRIBUTES: Final = {
     PEER: "Name of another process.",
     ADDRESS: "Where something serves.",
     DURATION_NS: "How long it took.",
+    DOCUMENT: "Id of a document.",
 }
 """What each attribute means, by name."""
 

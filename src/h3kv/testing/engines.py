@@ -26,7 +26,8 @@ from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
 from h3kv.engine.events import Failed, Finished, TokenGenerated
-from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.engine.needs import TieringConfig
+from h3kv.engine.pool import KvPool
 from h3kv.engine.request import Request, RequestId, SamplingParameters
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence import LanguageModel

@@ -15,7 +15,7 @@ from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.remote_tiers import RemoteTiers, open_remote_tiers
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.engines import FINGERPRINT, LAYOUT, ByteVocabulary, Rig, tiny_decoder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +18,14 @@ from h3kv.attention import native
 from h3kv.attention.paged import PageKernels
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.layout import CacheLayout
+from h3kv.core.ports import Clock, PersistentStore
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.directory import MemoryDirectory
 from h3kv.engine.engine import Engine
-from h3kv.engine.pool import KvPool, TieringConfig
+from h3kv.engine.needs import TieringConfig
+from h3kv.engine.pool import KvPool
 from h3kv.engine.sequence import LanguageModel
 from h3kv.telemetry.recorder import Recorder
 from h3kv.testing.cold_segments import open_store
@@ -57,6 +59,8 @@ def tiered_rig(
     page_cache_bytes: int = 0,
     wrap: Wrap = "none",
     on_torch: bool = False,
+    clock: Clock | None = None,
+    around: Callable[[PersistentStore], PersistentStore] | None = None,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
 
@@ -73,13 +77,11 @@ def tiered_rig(
         page_cache_bytes: part of HOST for single pages.
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
+        clock, around: of the pool, and what it gets for its cold store; the machine's, and the store itself, where None.
     """
-    telemetry, directory, clock = Recorder(), MemoryDirectory(), MonotonicClock()
+    telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()
     with contextlib.ExitStack() as stack:
-        device = DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=device_blocks * layout.block_bytes))
-        host = HostStore(layout.slab, HostStoreConfig(capacity_bytes=host_blocks * layout.block_bytes))
-        stack.callback(device.close)
-        stack.callback(host.close)
+        device, host = _open_memory(stack, layout, device_blocks, host_blocks)
         cold = index = None
         if folder is not None:
             made = functools.partial(open_store, folder, fingerprint=fingerprint, layout=layout, telemetry=telemetry)
@@ -94,7 +96,7 @@ def tiered_rig(
             telemetry=telemetry,
             clock=clock,
             device=device,
-            cold=cold,
+            cold=around(cold) if around is not None and cold is not None else cold,
             index=index,
             tiering=_tiering(page_cache_bytes),
         )
@@ -102,6 +104,17 @@ def tiered_rig(
         engine = _engine(pool, model or tiny_decoder(), retrieval, fingerprint=fingerprint, telemetry=telemetry)
         stack.callback(engine.close)
         yield Rig(engine, pool, directory, host, telemetry, clock)
+
+
+def _open_memory(
+    stack: contextlib.ExitStack, layout: CacheLayout, device_blocks: int, host_blocks: int
+) -> tuple[DeviceStore, HostStore]:
+    """The tiers in memory, of so many blocks."""
+    device = DeviceStore(layout.slab, DeviceStoreConfig(capacity_bytes=device_blocks * layout.block_bytes))
+    stack.callback(device.close)
+    host = HostStore(layout.slab, HostStoreConfig(capacity_bytes=host_blocks * layout.block_bytes))
+    stack.callback(host.close)
+    return device, host
 
 
 def _open_index(stack: contextlib.ExitStack, layout: CacheLayout, segments: int) -> IndexStore | None:

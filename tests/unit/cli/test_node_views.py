@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from h3kv.cli.app import app
 from h3kv.cli.monitor import Look, draw
 from h3kv.cli.node_pages import NodePage, parse_page, read_node
+from h3kv.cli.status import describe_eviction
 from h3kv.core.units import NS_PER_S
 from h3kv.supervisor.run_folder import ProcessFacts, write_facts
 from h3kv.telemetry import names
@@ -104,6 +105,12 @@ def test_evict_wants_to_know_what_goes(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["evict", "--run-folder", str(tmp_path)])
     assert result.exit_code == 2
     assert "--cold" in result.output
+
+
+def test_an_eviction_of_nothing_says_why() -> None:
+    assert describe_eviction(2, 3 << 20, asked_bytes=4 << 20) == "2 segments given up, 3.00 MiB"
+    assert describe_eviction(0, 0, asked_bytes=None) == "0 segments given up, 0 B"
+    assert "as small as 1.00 MiB: ask for more" in describe_eviction(0, 0, asked_bytes=1 << 20)
 
 
 def alarm_line(**gauges: float) -> str:

@@ -11,7 +11,7 @@ from h3kv.cli.tier_report import TierSnapshot, Traffic, fallbacks, take_snapshot
 from h3kv.cli.tier_summary import Peaks, dropped_segments, summary_table, warnings
 from h3kv.core.types import StoreStatistics, Tier
 from h3kv.engine.config import EngineConfig
-from h3kv.engine.pool import TieringConfig
+from h3kv.engine.needs import TieringConfig
 from h3kv.engine.tiers import ColdPlace, TierConfig
 from h3kv.models.loader import load_model
 from h3kv.node import Node

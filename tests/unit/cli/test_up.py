@@ -37,6 +37,13 @@ def test_what_was_not_said_is_left_to_the_process(tmp_path: Path) -> None:
     assert not {"HOST_BYTES", "CAPACITY", "STORE"} & options(tmp_path)[Service.NVME_IO].keys()
 
 
+def test_the_file_of_tenants_is_for_the_gateway(tmp_path: Path) -> None:
+    request = UpRequest(tmp_path, 1, "127.0.0.1", 8000, "memory", None, NS_PER_S, tmp_path / "t.yaml")
+    told = _options(load(file=None, flags={}), request).settings
+    assert told[Service.GATEWAY] == {"TENANTS_FILE": str(tmp_path / "t.yaml")}
+    assert options(tmp_path)[Service.GATEWAY] == {}
+
+
 def test_caps_in_tokens_are_refused_since_only_the_model_knows_their_bytes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in bytes, such as 4GiB"):
         options(tmp_path, host={"kv_bytes": "2048tokens"})

@@ -34,8 +34,9 @@ def test_every_process_is_a_service_and_shares_only_the_folder_of_sockets() -> N
     for name in SERVICES:
         volumes = BASE["services"][name]["volumes"]
         assert "run:/run/h3" in volumes, name
-        assert all(volume.startswith(("run:", "store:")) for volume in volumes), name
+        assert all(volume.startswith(("run:", "store:", "documents:")) for volume in volumes), name
         assert ("store:/var/lib/h3" in volumes) == (name == "nvme_io")
+        assert ("documents:/var/lib/h3-documents" in volumes) == (name == "gpu_worker")
     assert "mode=0700" in BASE["volumes"]["run"]["driver_opts"]["o"]
 
 
@@ -63,6 +64,13 @@ def test_settings_belong_to_the_process_and_metrics_reach_prometheus(name: str) 
     assert environment[f"{prefix}METRICS__IS_REMOTE_ALLOWED"] == "true"
     assert "telemetry" in BASE["services"][name]["networks"]
     assert BASE["networks"]["telemetry"] == {"internal": True}, "metrics have no password"
+
+
+def test_directory_and_quotas_are_counted_on_the_server_that_both_reach() -> None:
+    for name in ("migration_controller", "gpu_worker"):
+        service = BASE["services"][name]
+        assert service["environment"][f"H3_{name.upper()}_DIRECTORY"] == "redis://redis:6379/0"
+        assert set(BASE["services"]["redis"]["networks"]) <= set(service["networks"])
 
 
 def test_named_volumes_networks_and_dependencies_exist() -> None:

@@ -58,6 +58,16 @@ def test_manifests_are_strictly_valid(path: Path) -> None:
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
+def test_directory_and_quotas_are_counted_on_one_server() -> None:
+    (patch,) = documents(K8S / "overlays/redis" / PATCH)
+    told = {
+        variable["name"]: variable.get("value")
+        for container in patch["spec"]["template"]["spec"]["containers"]
+        for variable in container["env"]
+    }
+    assert told["H3_GPU_WORKER_DIRECTORY"] == told["H3_MIGRATION_CONTROLLER_DIRECTORY"] == "redis://redis:6379/0"
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_kustomizations_name_files_that_exist(place: str) -> None:
     (kustomization,) = documents(K8S / place / KUSTOMIZATION)

@@ -124,6 +124,16 @@ def test_flat_distribution_sorts_all_of_a_large_vocabulary() -> None:
     assert kept.tolist() == list(range(len(kept)))
 
 
+@pytest.mark.parametrize("size", [1000, 1024, 1025, 8192, 9000, 70_000])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.999999])
+def test_nucleus_is_the_same_however_many_values_are_looked_at_first(size: int, top_p: float) -> None:
+    probabilities = torch.rand(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    probabilities = (probabilities * 20).round().softmax(0)
+    order = probabilities.sort(descending=True, stable=True)
+    before = order.values.cumsum(0) - order.values
+    assert nucleus(probabilities, top_p).tolist() == order.indices[before < top_p].tolist()
+
+
 def test_largest_are_in_order_with_equal_ones_by_place() -> None:
     values = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0])
     assert [largest(values, count).tolist() for count in (1, 3, 4, 9)] == [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
+from h3kv import _native
 from h3kv.core.errors import ShapeError
 from h3kv.models.kernels import HeadGeometry, Linear, QkNorms
 from h3kv.models.native_kernels import NativeKernels
@@ -47,19 +50,26 @@ def test_products_equal_torch(isa: str, dtype: torch.dtype, tokens: int, bias: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_does_not_feel_its_neighbours(isa: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("tokens", [8, 9, 21, _native.LINEAR_ROWS_MAX])
+def test_a_token_does_not_feel_its_neighbours(isa: str, dtype: torch.dtype, tokens: int) -> None:
     native = NativeKernels()
-    x_TI, norm_I = torch.randn(8, 160).to(dtype), torch.rand(160).to(dtype)
-    linear = Linear(torch.randn(33, 160).to(dtype))
-    together = native.norm_linear(x_TI, norm_I, 1e-5, linear)
-    alone = torch.cat([native.norm_linear(row, norm_I, 1e-5, linear) for row in x_TI.split(1)])
-    assert torch.equal(together, alone)
+    x_TI, norm_I = torch.randn(tokens, 160).to(dtype), torch.rand(160).to(dtype)
+    linear, down = Linear(torch.randn(34, 160).to(dtype)), Linear(torch.randn(160, 160).to(dtype))
+    rows = x_TI.split(1)
+    kernels: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: native.norm_linear(x, norm_I, 1e-5, linear),
+        lambda x: native.norm_gate_up(x, norm_I, 1e-5, linear),
+        lambda x: native.logits(x, norm_I, 1e-5, linear),
+        lambda x: native.linear_add(x, down, x.clone()),
+    ]
+    for kernel in kernels:
+        assert torch.equal(kernel(x_TI), torch.cat([kernel(row) for row in rows]))
 
 
 @pytest.mark.parametrize("features", [40, 96])
 def test_what_the_core_does_not_take_falls_to_torch(features: int) -> None:
     native, plain = NativeKernels(), TorchKernels()
-    x_TI, norm_I, linear = torch.randn(12, features), torch.rand(features), Linear(torch.randn(8, features))
+    x_TI, norm_I, linear = torch.randn(40, features), torch.rand(features), Linear(torch.randn(8, features))
     assert torch.equal(native.norm_linear(x_TI, norm_I, 1e-5, linear), plain.norm_linear(x_TI, norm_I, 1e-5, linear))
     strided = torch.randn(features, 2).t()
     close(

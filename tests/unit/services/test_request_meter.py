@@ -17,7 +17,9 @@ class Served:
 
     def __init__(self, app: ASGIApp, *, requests_max: int = 8) -> None:
         self.page = MetricsPage(Service.GATEWAY)
-        self.meter = RequestMeter(app, page=self.page, routes=frozenset({"/known"}), requests_max=requests_max)
+        self.meter = RequestMeter(
+            app, page=self.page, routes=frozenset({"/known", "/known/{id}"}), requests_max=requests_max
+        )
 
     async def ask(self, path: str, *, headers: dict[str, str] | None = None) -> list[Message]:
         sent: list[Message] = []
@@ -55,7 +57,10 @@ def test_answers_are_counted_by_route_and_named() -> None:
     assert header(sent, b"x-request-id") == sent[1]["body"] == b"r-1"
     asyncio.run(served.ask("/whatever/1"))
     asyncio.run(served.ask("/whatever/2"))
-    assert (served.count("/known", 200), served.count("other", 200), served.in_flight) == (1, 2, 0)
+    for name in ("a", "b/c"):
+        asyncio.run(served.ask(f"/known/{name}"))
+    counts = [served.count(route, 200) for route in ("/known", "/known/{id}", "other")]
+    assert (counts, served.in_flight) == ([1, 2, 2], 0)
 
 
 def test_requests_beyond_the_bound_are_refused_to_be_sent_again() -> None:
@@ -82,19 +87,22 @@ def test_requests_beyond_the_bound_are_refused_to_be_sent_again() -> None:
     assert (served.count("/known", 429), served.count("/known", 200), served.in_flight) == (1, 1, 0)
 
 
-def test_client_that_goes_is_counted_as_gone() -> None:
+@pytest.mark.parametrize(("has_begun", "status"), [(True, 499), (False, 503)])
+def test_an_end_of_the_process_cuts_what_has_begun_and_refuses_what_has_not(has_begun: bool, status: int) -> None:
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
         await asyncio.Event().wait()
 
     served = Served(wait)
 
-    async def leave() -> None:
+    async def end() -> list[Message]:
         asked = asyncio.ensure_future(served.ask("/known"))
         await asyncio.sleep(0)
         asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
+        return await asked
 
-    asyncio.run(leave())
-    assert (served.count("/known", 499), served.in_flight) == (1, 0)
+    sent = asyncio.run(end())
+    assert (served.count("/known", status), served.in_flight) == (1, 0)
+    assert sent[0]["status"] == (200 if has_begun else 503)
+    assert len(sent) == (1 if has_begun else 2)

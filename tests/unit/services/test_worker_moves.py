@@ -133,6 +133,43 @@ def test_promotion_into_a_full_tier_finds_no_room(world: World) -> None:
         world.rig.segments.unpin(each)
 
 
+@pytest.mark.parametrize("target", [Tier.NVME, Tier.HOST])
+def test_a_move_that_a_broken_store_refuses_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Tier
+) -> None:
+    def is_away(_: object) -> list[SlotHandle]:
+        raise TierBrokenError("it does not answer", tier=Tier.NVME)
+
+    with tiered_rig(tmp_path, host_blocks=96) as rig:
+        cold = rig.segments.cold
+        assert cold is not None
+        if target is Tier.NVME:
+            monkeypatch.setattr(cold, "reserve", is_away)
+        world = World(rig)
+        segment = max(world.segments, key=lambda each: each.room_blocks)
+        if target is Tier.HOST:
+            assert world.ends(world.command(segment, Tier.NVME)) == [MoveEnd.DONE]
+            monkeypatch.setattr(cold, "submit", is_away)
+        (ended,) = world.carry_out(world.command(segment, target, number=2))
+        assert ended.outcome.end is MoveEnd.FAILED
+        assert ended.outcome.error_reason == {Tier.NVME: "TIER_BROKEN", Tier.HOST: "SLAB_UNAVAILABLE"}[target]
+        monkeypatch.undo()
+        rig.pool.check_integrity()
+
+
+def test_demotion_into_a_full_store_finds_no_room(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, host_blocks=96, units=1) as rig:
+        cold = rig.segments.cold
+        assert cold is not None
+        free_blocks = cold.statistics().free_bytes // rig.pool.layout.block_bytes
+        taken = cold.reserve([16] * (free_blocks // 16 * rig.pool.layout.layers))
+        world = World(rig)
+        segment = max(world.segments, key=lambda each: each.room_blocks)
+        assert world.ends(world.command(segment, Tier.NVME)) == [MoveEnd.NO_ROOM]
+        cold.release(taken)
+        rig.pool.check_integrity()
+
+
 def test_idle_segments_alone_are_evicted_oldest_first_within_the_bound(world: World) -> None:
     block_bytes = world.rig.pool.layout.block_bytes
     newest_ns = max(each.used_ns for each in world.segments)

@@ -59,6 +59,17 @@ def test_directory_and_quotas_are_counted_in_the_same_place(tmp_path: Path) -> N
     assert told["gpu_worker"]["H3_GPU_WORKER_DIRECTORY"] == "redis://host:6379/0"
 
 
+def test_documents_are_kept_beside_the_cold_store(tmp_path: Path) -> None:
+    def told(store: Path | None) -> str | None:
+        settings = {} if store is None else {Service.NVME_IO: {"STORE": str(store)}}
+        plan = plan_node(NodeOptions(run_folder=tmp_path, settings=settings), services_folder=tmp_path)
+        return next(spec for spec in plan if spec.name == "gpu_worker").environment.get("H3_GPU_WORKER_DOCUMENTS")
+
+    assert told(None) is None
+    assert told(tmp_path) == f"{tmp_path}/documents"
+    assert told(tmp_path / "kv.h3") == f"{tmp_path}/kv.h3.documents"
+
+
 def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="offload_workers = 65"):
         plan_node(NodeOptions(run_folder=tmp_path, offload_workers=65), services_folder=tmp_path)

@@ -1,0 +1,119 @@
+"""KV of documents in a pool: what holds it there, and how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from h3kv.core.reach import Reach
+from h3kv.core.types import BlockKey
+from h3kv.engine.pool import KvPool
+from h3kv.engine.segment import Phase, Segment
+
+ERASED_AT_A_TIME: Final = 16
+"""Segments that one call gives up: zeros over the memory of one take milliseconds, in which no token comes."""
+
+
+class DocumentKv:
+    """Used by the owner of the pool alone, between two steps.
+
+    Args:
+        pool: which keeps the KV.
+    """
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+        self._table = pool.segments
+        self._held: dict[str, list[Segment]] = {}
+
+    def find(self, keys: Sequence[BlockKey]) -> list[Segment] | None:
+        """Segments that hold all of these blocks; None where one is nowhere."""
+        place_of = {key: each for each in self._table.sealed() for key in each.keys}
+        if not all(key in place_of for key in keys):
+            return None
+        return list({place_of[key].id: place_of[key] for key in keys}.values())
+
+    def mark(self, reach: Reach) -> None:
+        """Have zeros over whatever a document reaches wherever it leaves, and over all that comes to continue it."""
+        for segment in self._reached(reach):
+            segment.is_erased = True
+
+    def hold(self, document: str, keys: Sequence[BlockKey]) -> bool:
+        """Have a document's blocks stay in some tier until `let_go`.
+
+        Returns:
+            Whether they do. They do not where one is nowhere, or where running requests may come to need the room.
+        """
+        if self.holds(document):
+            return True
+        self.let_go(document)
+        segments = self.find(keys)
+        if segments is None:
+            return False
+        # What is in use already counts once.
+        blocks = sum(segment.room_blocks for segment in segments if not segment.holds)
+        if blocks > self._pool.capacity.blocks - self._pool.capacity.census.blocks:
+            return False
+        for segment in segments:
+            self._table.hold(segment)
+        self._held[document] = segments
+        return True
+
+    def holds(self, document: str) -> bool:
+        """Whether all of a document's blocks stay. Segments may be lost under it: then it has to be read again."""
+        segments = self._held.get(document)
+        return segments is not None and all(segment.holds for segment in segments)
+
+    def let_go(self, document: str) -> None:
+        """A document's blocks need not stay any more. Nothing where they did not."""
+        for segment in self._held.pop(document, ()):
+            if self._table.find(segment.id) is segment:
+                self._table.let_go(segment)
+
+    def erase(self, reach: Reach) -> bool:
+        """Have what a document reaches gone: found by nobody from now on, zeros over it as soon as nobody reads it.
+
+        To be repeated: it goes on where it was, and finds what was sealed since.
+
+        Returns:
+            Whether nothing is left of this document or of another one that is being erased.
+        """
+        for segment in self._reached(reach):
+            self._table.withdraw(segment)
+        free = [each for each in self._withdrawn() if each.phase is Phase.SEALED and each.pins == 0]
+        here = [segment for segment in free if self._table.find(segment.id) is segment]
+        for segment in here[:ERASED_AT_A_TIME]:
+            self._table.give_up(segment)
+        cold = self._table.cold
+        return not self._withdrawn() and (cold is None or cold.erasing == 0)
+
+    def await_earlier(self) -> None:
+        """Count what an earlier process of ours had begun to erase, as if it had begun here."""
+        if self._table.cold is not None:
+            self._table.cold.erase(())
+
+    def check_integrity(self) -> None:
+        """Assert that segments are held for documents alone, once for each."""
+        counts: dict[int, int] = {}
+        for segments in self._held.values():
+            for segment in segments:
+                counts[id(segment)] = counts.get(id(segment), 0) + 1
+        for segment in self._table.everywhere():
+            assert segment.holds in {0, counts.get(id(segment), 0)}, f"segment {segment.id} is held by nobody"
+
+    def _withdrawn(self) -> list[Segment]:
+        """Segments of deleted documents that still lie somewhere."""
+        return [segment for segment in self._table.everywhere() if segment.is_withdrawn]
+
+    def _reached(self, reach: Reach) -> list[Segment]:
+        found: set[BlockKey] = set()
+        reached: dict[int, Segment] = {}
+        labelled = [segment for segment in self._table.everywhere() if segment.label is not None]
+        while True:
+            before = len(found)
+            for segment in labelled:
+                assert segment.label is not None
+                if reach.covers(segment.label.parent, segment.label.keys, found):
+                    reached[segment.id] = segment
+            if len(found) == before:
+                return list(reached.values())

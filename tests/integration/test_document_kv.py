@@ -1,0 +1,200 @@
+"""KV of documents on three tiers: held there, withdrawn, erased in memory and on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from h3kv.core.hashing import block_keys, root_key
+from h3kv.core.reach import Reach
+from h3kv.core.types import BlockKey
+from h3kv.core.units import NS_PER_MS
+from h3kv.engine.documents import DocumentKv
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.engine.segment import Segment
+from h3kv.testing.engines import FINGERPRINT, Rig, one_thread, prompt_tokens
+from h3kv.testing.tiered_rig import tiered_rig
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
+
+DEADLINE_S = 30.0
+TEXT = prompt_tokens(1, 700)
+"""10 whole blocks and 60 tokens."""
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def keys_of(tokens: list[int]) -> list[BlockKey]:
+    return block_keys(tokens, fingerprint=FINGERPRINT, tenant=b"")
+
+
+def reach_of(tokens: list[int], *, spared: list[BlockKey] | None = None) -> Reach:
+    keys = keys_of(tokens)
+    ends = keys[-1:] or [root_key(FINGERPRINT, b"")]
+    return Reach(frozenset(keys), frozenset(ends), frozenset(spared or ()))
+
+
+def erase(rig: Rig, documents: DocumentKv, reach: Reach) -> None:
+    """Repeat it until nothing is left."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not documents.erase(reach):
+        assert time.monotonic() < end_s, "it is still there"
+        rig.engine.step()
+
+
+def settle(rig: Rig) -> None:
+    """Have everything in the cold store."""
+    rig.pool.placer.settle(int(DEADLINE_S) * 1000 * NS_PER_MS)
+
+
+def pieces_of(rig: Rig, segments: list[Segment]) -> list[bytes]:
+    """What can only be theirs: 512 bytes of each slab in HOST, none of them zeros alone."""
+    assert all(segment.home_L for segment in segments)
+    pieces = [bytes(rig.pool.home.view(handle)[4096:4608]) for each in segments for handle in each.home_L or ()]
+    return [piece for piece in pieces if any(piece)]
+
+
+def cached(rig: Rig, prompt: list[int]) -> int:
+    return sum(rig.answer(prompt)[1].statistics.cached_tokens.values())
+
+
+def test_bytes_of_an_erased_document_are_nowhere_in_the_store_file(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, host_blocks=160) as rig:
+        documents = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        rig.answer([*TEXT, *prompt_tokens(2, 200)], max_new_tokens=1)
+        rig.answer(other := prompt_tokens(3, 500), max_new_tokens=1)
+        segments = documents.find(keys_of(TEXT))
+        assert segments is not None
+        of_chat = [each for each in rig.segments.sealed() if each.parent == segments[-1].id]
+        of_other = documents.find(keys_of(other))
+        assert of_chat and of_other
+        gone, stays = pieces_of(rig, [*segments, *of_chat]), pieces_of(rig, of_other)
+        slots = [view for each in segments for handle in each.home_L or () for view in [rig.pool.home.view(handle)]]
+        settle(rig)
+        store = tmp_path / "store.h3"
+        assert all(piece in store.read_bytes() for piece in (*gone, *stays))
+        erase(rig, documents, reach_of(TEXT))
+        data = store.read_bytes()
+        assert not any(piece in data for piece in gone)
+        assert all(piece in data for piece in stays)
+        assert not any(any(slot) for slot in slots), "what was in memory lies there still"
+        assert documents.find(keys_of(TEXT)) is None
+        assert cached(rig, TEXT) == 0
+        assert cached(rig, other) == 448
+        documents.check_integrity()
+        rig.engine.check_integrity()
+
+
+def test_erased_document_stays_gone_after_a_restart(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path) as rig:
+        rig.answer(TEXT, max_new_tokens=1)
+    with tiered_rig(tmp_path) as rig:
+        documents = DocumentKv(rig.pool)
+        assert documents.find(keys_of(TEXT)) is not None
+        erase(rig, documents, reach_of(TEXT))
+    with tiered_rig(tmp_path) as rig:
+        assert DocumentKv(rig.pool).find(keys_of(TEXT)[:1]) is None
+        assert cached(rig, TEXT) == 0
+
+
+def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path) as rig:
+        documents = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        prompt = [*TEXT, *prompt_tokens(2, 200)]
+        expected = rig.answer(prompt, max_new_tokens=80)[0]
+        sampling = SamplingParameters(max_new_tokens=80, ignore_eos=True)
+        running = rig.engine.submit(Request(prompt=tuple(prompt), sampling=sampling))
+        for _ in range(20):
+            rig.engine.step()
+        assert not documents.erase(reach_of(TEXT))
+        assert documents.find(keys_of(TEXT)[:1]) is None, "it is found though it was withdrawn"
+        rig.engine.check_integrity()
+        tokens = []
+        while rig.engine.has_work:
+            tokens += [event.token for event in rig.engine.step() if hasattr(event, "token")]
+            assert not documents.erase(reach_of(TEXT)) or not rig.engine.has_work
+        assert tokens == expected[-len(tokens) :], f"request {running} reads something else since"
+        erase(rig, documents, reach_of(TEXT))
+        assert not [each for each in rig.segments.everywhere() if each.is_erased]
+        assert cached(rig, prompt) == 0
+        rig.engine.check_integrity()
+
+
+def test_beginning_that_another_document_has_too_is_spared(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path) as rig:
+        documents = DocumentKv(rig.pool)
+        other = [*TEXT[:320], *prompt_tokens(5, 320)]
+        rig.answer(other, max_new_tokens=1)
+        rig.answer(TEXT, max_new_tokens=1)
+        erase(rig, documents, reach_of(TEXT, spared=keys_of(other)))
+        assert documents.find(keys_of(other)) is not None
+        assert cached(rig, TEXT) == 320
+        rig.engine.check_integrity()
+
+
+def test_held_document_stays_in_some_tier_while_all_else_goes(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, units=4) as rig:
+        documents = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        assert documents.hold("a", keys_of(TEXT))
+        assert documents.hold("b", keys_of(TEXT))
+        for number in range(10, 18):
+            rig.answer(prompt_tokens(number, 900), max_new_tokens=1)
+            rig.engine.check_integrity()
+        rig.engine.evict_cached()
+        assert documents.holds("a")
+        assert documents.find(keys_of(TEXT)) is not None
+        assert cached(rig, TEXT) == 640
+        documents.check_integrity()
+        documents.let_go("a")
+        rig.engine.evict_cached()
+        assert documents.find(keys_of(TEXT)) is not None
+        documents.let_go("b")
+        documents.let_go("b")
+        assert rig.segments.held_blocks == 0
+        rig.engine.evict_cached()
+        assert documents.find(keys_of(TEXT)) is None
+        documents.check_integrity()
+        rig.engine.check_integrity()
+
+
+def test_held_room_is_not_promised_to_requests(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, units=1) as rig:
+        documents = DocumentKv(rig.pool)
+        before = rig.pool.capacity.blocks
+        rig.answer(TEXT, max_new_tokens=1)
+        assert documents.hold("a", keys_of(TEXT))
+        assert rig.pool.capacity.blocks < before
+        rig.answer(prompt_tokens(4, 64 * (rig.pool.capacity.blocks - 2)), max_new_tokens=1)
+        assert documents.holds("a")
+        documents.let_go("a")
+        assert rig.pool.capacity.blocks == before
+        rig.engine.check_integrity()
+
+
+def test_what_a_document_had_on_disk_goes_too_where_only_its_room_was_wanted(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, units=2, host_blocks=64) as rig:
+        documents = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        segments = documents.find(keys_of(TEXT))
+        assert segments is not None
+        pieces = pieces_of(rig, segments)
+        documents.mark(reach_of(TEXT))
+        settle(rig)
+        assert any(piece in (tmp_path / "store.h3").read_bytes() for piece in pieces)
+        for number in range(10, 14):
+            rig.answer(prompt_tokens(number, 900), max_new_tokens=1)
+        assert documents.find(keys_of(TEXT)) is None
+        erase(rig, documents, reach_of(TEXT))
+        data = (tmp_path / "store.h3").read_bytes()
+        assert not any(piece in data for piece in pieces)
+        rig.engine.check_integrity()

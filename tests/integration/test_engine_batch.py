@@ -1,0 +1,167 @@
+"""Many requests at once, over a tiny decoder: what each gets is what it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from h3kv.engine.events import Event, Failed, Finished, PrefillProgress, TokenGenerated
+from h3kv.engine.request import Request, RequestId, SamplingParameters
+from h3kv.models.decoder import Decoder
+from h3kv.models.native_kernels import NativeKernels
+from h3kv.telemetry import names
+from h3kv.testing.engines import CONFIG, Rig, make_rig, one_thread, prompt_tokens, tiny_decoder
+from h3kv.testing.tiered_rig import tiered_rig
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def mixed_requests(count: int) -> list[Request]:
+    """Prompts of many lengths, greedy and not."""
+    requests = []
+    for seed in range(count):
+        sampling = SamplingParameters(
+            max_new_tokens=5 + 7 * seed % 23,
+            temperature=0.7 * (seed % 3),
+            seed=seed,
+            logprobs=2,
+            ignore_eos=True,
+            frequency_penalty=0.5 * (seed % 2),
+        )
+        requests.append(Request(prompt=tuple(prompt_tokens(seed, 1 + 97 * seed % 400)), sampling=sampling))
+    return requests
+
+
+def answers_of(rig: Rig, requests: list[Request]) -> list[list[TokenGenerated]]:
+    """All at once."""
+    ids = [rig.engine.submit(request) for request in requests]
+    answers: dict[RequestId, list[TokenGenerated]] = {request_id: [] for request_id in ids}
+    while rig.engine.has_work:
+        for event in rig.engine.step():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, TokenGenerated):
+                answers[event.request].append(event)
+    return [answers[request_id] for request_id in ids]
+
+
+def said(answer: list[TokenGenerated]) -> list[object]:
+    """All but the number of the request: tokens, text, and probabilities to the last bit."""
+    return [(event.token, event.text, event.logprobs) for event in answer]
+
+
+def test_answers_do_not_depend_on_who_else_is_answered() -> None:
+    requests = mixed_requests(24)
+    # Library products may round a row differently beside others.
+    model = Decoder(CONFIG, tiny_decoder().weights, NativeKernels())
+    together = make_rig(capacity_blocks=512, model=model)
+    answers = answers_of(together, requests)
+    together.check_idle()
+    for request, answer in zip(requests, answers, strict=True):
+        alone = make_rig(model=model)
+        assert said(answer) == said(answers_of(alone, [request])[0])
+        alone.check_idle()
+
+
+def test_answers_go_on_while_a_long_prompt_is_read() -> None:
+    rig = make_rig(capacity_blocks=256, chunk_tokens=1024)
+    short = rig.engine.submit(
+        Request(prompt=(1, 2, 3), sampling=SamplingParameters(max_new_tokens=60, ignore_eos=True))
+    )
+    while not any(isinstance(event, TokenGenerated) for event in rig.engine.step()):
+        pass
+    long = rig.engine.submit(
+        Request(prompt=tuple(prompt_tokens(1, 2048)), sampling=SamplingParameters(max_new_tokens=1, ignore_eos=True))
+    )
+    steps: list[list[Event]] = []
+    while not steps or not any(event.request == long and isinstance(event, PrefillProgress) for event in steps[-1]):
+        steps.append(rig.engine.step())
+    assert len(steps) > 5, "a chunk is read in turns"
+    assert all(any(isinstance(event, TokenGenerated) and event.request == short for event in step) for step in steps)
+    rig.run()
+    rig.check_idle()
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_cancel_in_the_middle_of_a_chunk_gives_everything_back(turns: int) -> None:
+    rig = make_rig(capacity_blocks=256, chunk_tokens=1024)
+    short = Request(prompt=(1, 2, 3), sampling=SamplingParameters(max_new_tokens=60, ignore_eos=True))
+    rig.engine.submit(short)
+    while not any(isinstance(event, TokenGenerated) for event in rig.engine.step()):
+        pass
+    long = rig.engine.submit(Request(prompt=tuple(prompt_tokens(1, 2048))))
+    for _ in range(turns):
+        assert not any(event.request == long for event in rig.engine.step())
+    finished = rig.engine.cancel(long)
+    assert finished is not None
+    assert finished.statistics.generated_tokens == 0
+    assert len(rig.run()) == 1
+    rig.check_idle()
+
+
+def test_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
+    rig = make_rig(capacity_blocks=512, chunk_tokens=128)
+    one = SamplingParameters(max_new_tokens=1, ignore_eos=True)
+    long = rig.engine.submit(Request(prompt=tuple(prompt_tokens(1, 4096)), sampling=one))
+    rig.engine.step()
+    short = rig.engine.submit(Request(prompt=tuple(prompt_tokens(2, 100)), sampling=one))
+    ended: list[RequestId] = []
+    read = 0
+    while rig.engine.has_work:
+        for event in rig.engine.step():
+            ended += [event.request] if isinstance(event, Finished) else []
+            read += isinstance(event, PrefillProgress) and event.request == long and not ended
+    assert ended == [short, long]
+    assert read <= 3
+    rig.check_idle()
+
+
+def long_answers(count: int, *, max_new_tokens: int) -> list[Request]:
+    sampling = SamplingParameters(max_new_tokens=max_new_tokens, ignore_eos=True)
+    return [Request(prompt=tuple(prompt_tokens(seed, 200)), sampling=sampling) for seed in range(count)]
+
+
+def test_answers_that_outgrow_the_room_go_on_where_they_were() -> None:
+    requests = long_answers(3, max_new_tokens=700)
+    # Each needs 15 blocks at its longest and is sure of 8 when it starts: all of them begin, and not all of them fit.
+    rig = make_rig(capacity_blocks=27)
+    answers = answers_of(rig, requests)
+    assert rig.telemetry.value(names.SUSPENSIONS) >= 1
+    assert rig.telemetry.value(names.PREFILL_TOKENS) < 3 * 200 + 200, "what was computed was found again"
+    for request, answer in zip(requests, answers, strict=True):
+        roomy = make_rig(capacity_blocks=64)
+        assert [event.token for event in answer] == [event.token for event in answers_of(roomy, [request])[0]]
+    rig.check_idle()
+
+
+def test_suspended_answers_move_to_the_cold_store_and_come_back(tmp_path: Path) -> None:
+    requests = long_answers(3, max_new_tokens=1000)
+    with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
+        answers = answers_of(rig, requests)
+        assert rig.telemetry.value(names.SUSPENSIONS) >= 1
+    for request, answer in zip(requests, answers, strict=True):
+        roomy = make_rig(capacity_blocks=64)
+        assert [event.token for event in answer] == [event.token for event in answers_of(roomy, [request])[0]]
+
+
+def test_request_that_was_suspended_can_be_cancelled() -> None:
+    requests = long_answers(3, max_new_tokens=700)
+    rig = make_rig(capacity_blocks=27)
+    ids = [rig.engine.submit(request) for request in requests]
+    generated = dict.fromkeys(ids, 0)
+    while rig.telemetry.value(names.SUSPENSIONS) == 0:
+        for event in rig.engine.step():
+            generated[event.request] += isinstance(event, TokenGenerated)
+    last = max(request_id for request_id in ids if generated[request_id])
+    finished = rig.engine.cancel(last)
+    assert finished is not None
+    assert finished.statistics.generated_tokens == generated[last]
+    assert set(rig.run()) == set(ids) - {last}
+    rig.check_idle()

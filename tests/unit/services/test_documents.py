@@ -1,0 +1,338 @@
+"""Documents over a tiny engine whose thread runs: read, held, bounded, over, deleted. A test owns the time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from h3kv.core.errors import ContextLengthError, DocumentNotFoundError, QuotaError, RequestError, TierFullError
+from h3kv.core.types import BlockKey
+from h3kv.core.units import NS_PER_S
+from h3kv.engine.documents import DocumentKv
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.models.document_prompt import prefix_tokens
+from h3kv.models.tokenizer import Tokenizer
+from h3kv.node import Node
+from h3kv.telemetry import names
+from h3kv.telemetry.recorder import Recorder
+from h3kv.telemetry.tracing import NullTracer
+from h3kv.testing.engines import CONFIG, FINGERPRINT, LAYOUT, make_rig, tiny_decoder
+from h3kv.testing.hooked_model import HookedModel
+from h3kv.testing.tiny_models import CHAT_TEMPLATE, byte_tokenizer
+from services.gpu_worker.documents import FOLLOWS_MAX, Documents
+from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry
+from services.gpu_worker.documents_files import DocumentFiles, FolderFiles, MemoryFiles
+from services.gpu_worker.documents_keeper import DocumentEngine, DocumentKeeper
+from services.gpu_worker.documents_prompts import OpenPrompts
+from services.gpu_worker.documents_reader import DocumentReader
+from services.gpu_worker.documents_record import Owner, State
+from services.gpu_worker.loop import EngineLoop
+
+WAIT_S = 30.0
+WAIT_NS = 30 * NS_PER_S
+BYTES = Tokenizer(
+    byte_tokenizer(), eos_ids=frozenset({260}), special_tokens={}, chat_template=CHAT_TEMPLATE, path="tiny"
+)
+MINE = Owner("mine", b"mine")
+THEIRS = Owner("theirs", b"theirs")
+TEXT = "The hat of Jack is grey. " * 12
+OTHER = "Bees make honey in June. " * 12
+
+
+class World:
+    """Documents and the engine's thread. The keeper's looks are a test's."""
+
+    def __init__(self, files: DocumentFiles | None = None, *, limits: DocumentLimits | None = None) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        config = replace(CONFIG, vocabulary_size=300, max_context=2048)
+        model = HookedModel(tiny_decoder(config=config), before=lambda *_: self._wait())
+        self.rig = make_rig(model=model)
+        self.telemetry = Recorder()
+        self.now_s = 1000
+        self.loop = EngineLoop(
+            cast(Node, self.rig),
+            tracer=NullTracer(),
+            requests_max=4,
+            name="gpu_worker",
+            on_failure=lambda error: None,
+            on_step=lambda _: None,
+        )
+        self.documents = Documents(
+            files or MemoryFiles(),
+            DocumentModel(BYTES, FINGERPRINT, 2048, LAYOUT.token_bytes),
+            limits=limits or DocumentLimits(pinned_blocks_max=12),
+            now_s=lambda: self.now_s,
+            prompts=OpenPrompts(FINGERPRINT),
+        )
+        self.kv = DocumentKv(self.rig.pool)
+        engine = DocumentEngine(self.loop, self.kv)
+        self.reader = DocumentReader(self.documents, engine)
+        self.keeper = DocumentKeeper(self.documents, engine, self.telemetry, on_unread=self.reader.note)
+        self.loop.start()
+        self.reader.start()
+
+    def _wait(self) -> None:
+        self.entered.set()
+        assert self.gate.wait(WAIT_S)
+
+    def create(self, text: str = TEXT, owner: Owner = MINE, **fields: Any) -> Entry:
+        wanted = {"name": "", "ttl_s": None, "is_pinned": False, "check": self.reader.check} | fields
+        entry = self.documents.create(owner, text, **wanted)
+        self.reader.note()
+        return entry
+
+    def ready(self, text: str = TEXT, owner: Owner = MINE, **fields: Any) -> Entry:
+        entry = self.create(text, owner, **fields)
+        self.wait_for(lambda: entry.record.state is not State.READING)
+        assert entry.record.state is State.READY, entry.record.failure
+        return entry
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < end_s
+            threading.Event().wait(0.002)
+
+    def cached(self, *texts: str, owner: Owner = MINE) -> int:
+        """Tokens that a chat about texts finds."""
+        prompt = [*prefix_tokens(BYTES, texts), *range(100)]
+        answer = self.loop.submit(self.request(prompt, owner), trace=None)
+        *_, finished = answer
+        return sum(cast(Any, finished).statistics.cached_tokens.values())
+
+    def request(self, prompt: list[int], owner: Owner = MINE) -> Request:
+        sampling = SamplingParameters(max_new_tokens=2, ignore_eos=True)
+        return Request(prompt=tuple(prompt), sampling=sampling, tenant=owner.salt)
+
+    def found(self, keys: tuple[BlockKey, ...]) -> bool:
+        return self.loop.call(lambda _: self.kv.find(keys) is not None, timeout_ns=WAIT_NS)
+
+    def close(self) -> None:
+        self.gate.set()
+        self.reader.stop()
+        self.keeper.stop()
+        self.loop.stop()
+        self.kv.check_integrity()
+        self.rig.engine.check_integrity()
+        self.rig.engine.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def test_document_is_read_and_chats_find_it(world: World) -> None:
+    entry = world.ready(name="hats")
+    tokens = len(prefix_tokens(BYTES, [TEXT]))
+    assert (entry.record.tokens, entry.done_tokens, entry.record.name) == (tokens, tokens, "hats")
+    assert world.documents.texts("mine", [entry.record.id]) == [TEXT]
+    assert world.cached(TEXT) == tokens // 64 * 64
+    assert world.cached(TEXT, owner=THEIRS) == 0
+
+
+def test_one_document_is_read_at_a_time_with_progress_and_chats_go_on(world: World) -> None:
+    world.gate.clear()
+    first, second = world.create(), world.create(OTHER)
+    assert world.entered.wait(WAIT_S)
+    assert {first.record.state, second.record.state} == {State.READING}
+    answer = world.loop.submit(world.request(list(range(40))), trace=None)
+    world.gate.set()
+    assert len(list(answer)) > 2
+    world.wait_for(lambda: second.record.state is State.READY)
+    assert first.record.state is State.READY
+    world.keeper.report()
+    assert world.telemetry.value(names.DOCUMENTS, state="ready") == 2
+
+
+def test_documents_are_listed_oldest_first_for_their_tenant_alone(world: World) -> None:
+    first = world.ready()
+    world.now_s += 1
+    second = world.ready(OTHER)
+    world.ready(owner=THEIRS)
+    assert world.documents.of_tenant("mine") == [first, second]
+    assert world.documents.of_tenant("nobody") == []
+    for call in (world.documents.get, world.documents.delete, lambda who, which: world.documents.texts(who, [which])):
+        with pytest.raises(DocumentNotFoundError):
+            call("theirs", first.record.id)
+
+
+def test_deleted_document_is_erased_and_its_chats_with_it(world: World) -> None:
+    entry, other = world.ready(), world.ready(OTHER)
+    world.documents.texts("mine", [other.record.id, entry.record.id])
+    world.cached(OTHER, TEXT)
+    both = len(prefix_tokens(BYTES, [OTHER, TEXT]))
+    assert world.cached(OTHER, TEXT) >= both // 64 * 64
+    keys = world.documents.keys(entry)
+    erasure = world.documents.delete("mine", entry.record.id)
+    assert world.keeper.erase(erasure, timeout_ns=WAIT_NS)
+    assert world.documents.erasures() == []
+    assert not world.found(keys[:1])
+    assert world.cached(OTHER, TEXT) <= len(prefix_tokens(BYTES, [OTHER]))
+    assert world.found(world.documents.keys(other))
+
+
+def test_document_is_called_erased_only_when_no_prompt_may_have_it(world: World) -> None:
+    entry = world.ready()
+    with world.documents.prompts.opening() as note:
+        with world.documents.prompts.opening() as elsewhere:
+            elsewhere(world.request(list(range(200))))
+            note(world.request([*prefix_tokens(BYTES, [TEXT]), 1, 2]))
+            erasure = world.documents.delete("mine", entry.record.id)
+            assert len(erasure.readers) == 1, "another prompt has nothing of it"
+            assert not world.keeper.erase(erasure, timeout_ns=WAIT_NS)
+            world.keeper.look()
+            assert world.telemetry.value(names.DOCUMENT_ERASURES) == 1
+        # What it computes meanwhile is found when it has ended.
+        world.cached(TEXT)
+    assert world.keeper.advance(erasure)
+    world.keeper.report()
+    assert world.telemetry.value(names.DOCUMENT_ERASURES) == 0
+    assert world.cached(TEXT) == 0
+
+
+def test_prompt_that_is_not_known_yet_may_have_any_document(world: World) -> None:
+    entry = world.ready()
+    with world.documents.prompts.opening():
+        assert len(world.documents.delete("mine", entry.record.id).readers) == 1
+
+
+def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) -> None:
+    world.gate.clear()
+    entry = world.create("One line after the other. " * 40)
+    assert world.entered.wait(WAIT_S)
+    keys = world.documents.keys(entry)
+    erasure = world.documents.delete("mine", entry.record.id)
+    world.gate.set()
+    world.wait_for(lambda: world.keeper.advance(erasure))
+    assert not world.found(keys[:1])
+    assert not world.rig.engine.has_work
+
+
+def test_same_text_kept_twice_stays_for_the_other(world: World) -> None:
+    first, second = world.ready(), world.ready()
+    assert world.keeper.erase(world.documents.delete("mine", first.record.id), timeout_ns=WAIT_NS)
+    assert world.found(world.documents.keys(second))
+
+
+def test_time_to_live_ends_a_document(world: World) -> None:
+    entry = world.ready(ttl_s=60)
+    assert entry.record.expires_s == 1060
+    world.now_s += 30
+    assert world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None).record.expires_s == 1090
+    world.now_s = 1089
+    world.keeper.look()
+    assert world.documents.get("mine", entry.record.id) is entry
+    world.now_s = 1090
+    with pytest.raises(DocumentNotFoundError):
+        world.documents.get("mine", entry.record.id)
+    assert world.documents.of_tenant("mine") == []
+    world.keeper.look()
+    assert world.documents.entries() == world.documents.erasures() == []
+    assert world.cached(TEXT) == 0
+
+
+def test_pinned_document_is_held_and_read_again_where_it_was_lost(world: World) -> None:
+    entry = world.ready(is_pinned=True)
+    world.keeper.look()
+    assert world.loop.call(lambda _: world.rig.engine.evict_cached(), timeout_ns=WAIT_NS) == 0
+    assert world.cached(TEXT) > 0
+
+    def lose(_: Node) -> None:
+        segment = world.rig.segments.sealed()[-1]
+        world.rig.segments.lose(segment)
+
+    world.loop.call(lose, timeout_ns=WAIT_NS)
+    world.keeper.look()
+    world.wait_for(lambda: entry.record.state is State.READY)
+    world.keeper.look()
+    assert entry.is_held
+    world.documents.update("mine", entry.record.id, ttl_s=None, is_pinned=False)
+    world.keeper.look()
+    assert not entry.is_held
+    assert world.loop.call(lambda _: world.rig.engine.evict_cached(), timeout_ns=WAIT_NS) > 0
+
+
+def test_pins_are_bounded_together(world: World) -> None:
+    first = world.ready(is_pinned=True)
+    with pytest.raises(TierFullError, match="pinned_share_max"):
+        world.create(OTHER * 2, is_pinned=True)
+    second = world.ready(OTHER * 2)
+    with pytest.raises(TierFullError):
+        world.documents.update("mine", second.record.id, ttl_s=None, is_pinned=True)
+    world.documents.update("mine", first.record.id, ttl_s=None, is_pinned=False)
+    assert world.documents.update("mine", second.record.id, ttl_s=None, is_pinned=True).record.is_pinned
+
+
+def test_bounds_are_refused_by_name(world: World) -> None:
+    with pytest.raises(RequestError, match="document_text_bytes_max"):
+        world.create("")
+    with pytest.raises(RequestError, match="document_text_bytes_max"):
+        world.create("x" * (5 << 20))
+    with pytest.raises(ContextLengthError):
+        world.create("x" * 3000)
+    token_bytes = LAYOUT.token_bytes
+    with pytest.raises(QuotaError, match="document_bytes"):
+        world.create(owner=replace(MINE, document_bytes=100 * token_bytes))
+    assert world.documents.entries() == []
+
+
+def test_number_of_documents_is_bounded_for_each_tenant() -> None:
+    world = World(limits=DocumentLimits(documents_max=1))
+    world.ready()
+    with pytest.raises(QuotaError, match="documents_max"):
+        world.create(OTHER)
+    world.ready(OTHER, owner=THEIRS)
+    world.close()
+
+
+def test_document_that_the_tiers_never_hold_is_refused_before_it_is_kept(world: World) -> None:
+    full = TierFullError("too small", tier=world.rig.store.tier, needed_bytes=2, free_bytes=1)
+
+    def refuse(_: Entry) -> None:
+        raise full
+
+    with pytest.raises(TierFullError, match="too small"):
+        world.create(check=refuse)
+    assert world.documents.entries() == []
+
+
+def test_documents_are_found_or_read_again_after_a_restart(tmp_path: Path) -> None:
+    before = World(FolderFiles(tmp_path))
+    entry = before.ready(name="hats", is_pinned=True)
+    gone = before.ready(OTHER)
+    before.documents.texts("mine", [gone.record.id, entry.record.id])
+    with before.documents.prompts.opening():
+        assert not before.keeper.erase(before.documents.delete("mine", gone.record.id), timeout_ns=0)
+    before.close()
+    after = World(FolderFiles(tmp_path))
+    (again,) = after.documents.entries()
+    after.wait_for(lambda: again.record.state is State.READY)
+    assert again.record == entry.record
+    (erasure,) = after.documents.erasures()
+    after.keeper.look()
+    assert after.documents.erasures() == []
+    assert erasure.record.id == gone.record.id
+    assert after.documents.texts("mine", [again.record.id]) == [TEXT]
+    after.close()
+
+
+def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with_it(world: World) -> None:
+    entry, other = world.ready(), world.ready(OTHER)
+    world.cached("Something else entirely. " * 10)
+    for number in range(FOLLOWS_MAX + 2):
+        world.documents.texts("mine", [other.record.id] * (number + 1) + [entry.record.id])
+    assert len(entry.record.follows) == FOLLOWS_MAX + 1
+    assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
+    assert world.cached("Something else entirely. " * 10) == 0
+    assert world.found(world.documents.keys(other)), "other documents stay"

@@ -1,0 +1,105 @@
+import json
+from typing import Any
+
+import pytest
+
+from services.gateway.tool_calls import CallMode, CallReader, ToolUse, calls_schema, parse_calls
+
+NAMES = frozenset({"f", "g"})
+AUTO = ToolUse(NAMES, CallMode.AUTO, None)
+
+
+def shown(found: tuple[str, list[Any]]) -> tuple[str, list[tuple[str, object]]]:
+    said, calls = found
+    return said, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+CALLS = [
+    ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", [("f", {"a": 1})]),
+    (
+        'Wait.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
+        "Wait.",
+        [("f", {}), ("g", {})],
+    ),
+    (
+        '<tool_call>[{"name": "f", "arguments": {"a": "<b>"}}, {"name": "g"}]</tool_call>',
+        "",
+        [("f", {"a": "<b>"}), ("g", {})],
+    ),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [("f", {"a": 1})]),
+    ('[TOOL_CALLS][{"name": "f", "arguments": {"a": [1]}}]', "", [("f", {"a": [1]})]),
+    ('Sure. [TOOL_CALLS] [{"name": "g", "arguments": "{\\"a\\": 2}"}]', "Sure.", [("g", {"a": 2})]),
+    ('{"name": "f", "parameters": {"a": null}}', "", [("f", {"a": None})]),
+    ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "", [("f", {}), ("g", {})]),
+]
+TEXTS = [
+    "",
+    "Just text.",
+    "a < b, [TOOL and <tool",
+    '{"name": "unknown", "parameters": {}}',
+    '{"name": ["f"], "parameters": {}}',
+    '{"name": "f", "parameters": 3}',
+    '{"an": "object"}',
+    "<tool_call>not json</tool_call>",
+    "[TOOL_CALLS]" + "[" * 10_000,
+    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+]
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), CALLS)
+def test_calls_are_found_however_the_model_writes_them(
+    text: str, said: str, calls: list[tuple[str, dict[str, object]]]
+) -> None:
+    assert shown(parse_calls(text, NAMES)) == (said, calls)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert parse_calls(text, NAMES) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("text", [*TEXTS, *(text for text, _, _ in CALLS)])
+def test_a_stream_says_and_calls_what_the_whole_answer_does(text: str, size: int) -> None:
+    reader = CallReader(AUTO)
+    said = "".join(reader.feed(text[place : place + size]) for place in range(0, len(text), size))
+    rest, calls = reader.end()
+    whole, expected = parse_calls(text, NAMES)
+    assert shown(("", calls))[1] == shown(("", expected))[1]
+    assert (said + rest).strip() == whole.strip()
+    if not expected:
+        assert said + rest == whole
+
+
+def test_text_before_a_call_is_said_at_once() -> None:
+    reader = CallReader(AUTO)
+    assert reader.feed("Let me look <") == "Let me look "
+    assert reader.feed("b> or <tool_") == "<b> or "
+    assert reader.feed('call>{"name": "f"}') == ""
+    assert shown(reader.end()) == ("", [("f", {})])
+
+
+def test_only_as_many_calls_are_made_as_may_be() -> None:
+    text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+    assert shown(ToolUse(NAMES, CallMode.AUTO, 1).read(text)) == ("", [("f", {})])
+
+
+def test_forced_calls_are_read_without_marks() -> None:
+    assert shown(ToolUse(frozenset({"f"}), CallMode.NAMED, 1).read('{"a": 1}')) == ("", [("f", {"a": 1})])
+    required = ToolUse(NAMES, CallMode.REQUIRED, None)
+    assert shown(required.read('[{"name": "g", "parameters": {"b": 2}}]')) == ("", [("g", {"b": 2})])
+    assert required.read('[{"name": "g", "par') == ('[{"name": "g", "par', [])
+
+
+def test_references_of_each_function_lead_to_its_own_definitions() -> None:
+    own = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#"}},
+        "$defs": {"A": {"enum": [1]}},
+    }
+    schema = calls_schema({"f": None, "g": own}, calls_max=None)
+    assert schema["$defs"]["tool_1"]["properties"] == {
+        "a": {"$ref": "#/$defs/tool_1/$defs/A"},
+        "b": {"$ref": "#/$defs/tool_1"},
+    }
+    assert schema["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/tool_1"}

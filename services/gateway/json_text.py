@@ -23,4 +23,4 @@ def read_json(text: str) -> Any:
 
 def write_json(value: object) -> str:
     """A value as text. Raises ValueError where it has a number that is none."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -11,6 +11,10 @@ from h3kv.config import Count, PathOrNone, Section, Size
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.options import MESSAGE_BYTES_MAX
 from h3kv.service_settings import AddressText, CredentialSettings, InstanceName, ProcessSettings
+
+
+BODY_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (256 << 10)
+"""What a body holds goes on in one message, with a little more."""
 
 
 class HttpSettings(Section):
@@ -24,9 +28,9 @@ class HttpSettings(Section):
     """Whether the host may be one that other machines reach. Without `tenants_file`, all of them may use the node."""
     socket: PathOrNone = None
     """A unix socket in place of host and port, for its owner alone."""
-    body_max: Annotated[Size, Field(ge=1024, le=MESSAGE_BYTES_MAX)] = 4 << 20
+    body_max: Annotated[Size, Field(ge=1024, le=BODY_BYTES_MAX)] = 4 << 20
     """Largest body of a request. A million tokens of text fit."""
-    document_max: Annotated[Size, Field(ge=1024, le=MESSAGE_BYTES_MAX)] = 7 << 20
+    document_max: Annotated[Size, Field(ge=1024, le=BODY_BYTES_MAX)] = 7 << 20
     """Largest body with a document. One message carries its text on to `gpu_worker`."""
     body_seconds: float = Field(default=30.0, gt=0.0, le=3600.0)
     """For the head of a request to arrive, for its body, and for a client to read on when nothing more fits the

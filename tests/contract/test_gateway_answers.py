@@ -158,7 +158,7 @@ def test_a_call_is_an_answer_of_its_own_kind(front: Front) -> None:
     choice = post(front, CHAT, messages=USER, tools=tools)[1]["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     (call,) = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert call["function"] == {"name": "f", "arguments": '{"a":1}'}
     found = events(front, CHAT, messages=USER, tools=tools)
     assert text_of(found, 0) == ""
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"

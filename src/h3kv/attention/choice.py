@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.layout import PageLayout
 from h3kv.core.limits import LANE_TOKENS

@@ -41,8 +41,8 @@ in use. and of the residues of values. The same 56 bytes as `h3::Page`."""
 BATCH_DTYPE: Final = np.dtype(
     [("pages", "<u8"), ("append_page", "<u8"), ("pages_stride", "<i8"), ("page_count", "<i4"), ("position", "<i4")]
 )
-"""One sequence of a batch: addresses of its page lists and of the entry that the token goes to, entries from one KV head
-to the next, pages that are read, position of the token. The same 32 bytes as `h3::BatchRow`."""
+"""One sequence of a batch: addresses of its page lists and of the entry that the token goes to, entries from one KV
+head to the next, pages that are read, position of the token. The same 32 bytes as `h3::BatchRow`."""
 
 STEP_BLOCKS: Final = 2
 """Blocks of query rows in a step of a long attention: as many units for each KV head, so that all cores have work."""

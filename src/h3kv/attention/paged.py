@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,58 +23,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from h3kv.attention import native
+from h3kv.attention.page_seams import PageKernels, SlabSource
 from h3kv.attention.page_table import ColdRun, IndexedSegments, PageRun, PageTable
 from h3kv.attention.parts import Part, merge
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.attention.retriever import PageSource, Query, retrieve
 from h3kv.attention.touches import TouchSample
-from h3kv.core.layout import CacheLayout, PageLayout
+from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import ATTEND_BATCH_PAGES, BLOCK_TOKENS
 from h3kv.core.ports import Offload
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import SlabKey
-
-
-class PageKernels(Protocol):
-    """What computes over pages. The module `attention.native` is one, `TorchPages` another."""
-
-    def append(
-        self, k_TKD: Tensor, v_TKD: Tensor, pages_KN: NDArray[np.void], *, layout: PageLayout, index: int
-    ) -> None:
-        """Write contiguous keys and values as tokens number `index` and up of the page lists, 64 to a page."""
-        ...
-
-    def attend(
-        self,
-        q_THD: Tensor,
-        pages_KN: NDArray[np.void],
-        *,
-        layout: PageLayout,
-        position: int,
-        scale: float | None = ...,
-        out_dtype: torch.dtype = ...,
-    ) -> Part:
-        """Attention of contiguous queries: row t sees the tokens whose position is <= position + t."""
-        ...
-
-
-class SlabSource(Protocol):
-    """Gives slabs that do not lie in memory."""
-
-    def take(self, slabs: Sequence[SlabKey]) -> list[int]:
-        """Addresses of the first of these slabs: one at least, as many as are there. They stay readable, whole and
-        verified, until they are given back.
-
-        Raises:
-            SlabCorruptError: the first one's bytes are damaged.
-            SlabUnavailableError: the first one cannot be read, or did not come in time.
-        """
-        ...
-
-    def give_back(self, slabs: Sequence[SlabKey]) -> None:
-        """These slabs are no longer read."""
-        ...
 
 
 class PagedCache:
@@ -218,7 +177,7 @@ class PagedCache:
         return retrieved.part.out_THD.to(q_QHD.dtype)
 
     def attend_steps(self, layer: int, q_QHD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Generator[None, None, Tensor]:
-        """As `attend`, with the same numbers, in steps of some rows where a long chunk reads pages that all lie in memory.
+        """As `attend`, with the same numbers; in steps of some rows where a long chunk reads no cold page.
 
         Between two steps pages may have been placed again.
         """
@@ -241,8 +200,8 @@ class PagedCache:
         """Count the next token in, whose keys and values `native.attend_batch` writes.
 
         Returns:
-            Rows [L] for that, and in which layers it may attend: those in which all is read, and all of it lies in memory.
-            In the others `attend` takes the token.
+            Rows [L] for that, and in which layers it may attend: those in which all is read, and all lies in memory. In
+            the others `attend` takes the token.
         """
         if self._table.counted != self._tokens + 1:
             self._table.count(self._tokens + 1)

@@ -21,7 +21,12 @@ class AttendedTokens:
         self._there = 0.0
 
     def add(self, tokens: int, before: RetrievalMeter, after: RetrievalMeter) -> None:
-        """A token attended to so many, itself included; the meter says in how many layers by retrieval, and what it read."""
+        """A token attended to so many, itself included.
+
+        Args:
+            tokens: that there are.
+            before, after: what retrieval had read, and in how many layers.
+        """
         retrieving = after.rows - before.rows
         outside = after.exact_tokens - before.exact_tokens
         chosen = (after.chosen_tokens - before.chosen_tokens) / self._kv_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.touches import TouchSample
 from h3kv.core.ports import Offload, Telemetry

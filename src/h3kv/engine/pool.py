@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from h3kv.attention import native
 from h3kv.attention.batch import PagedBatch
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.touches import TouchSample
 from h3kv.core.errors import ConfigError, TierFullError
@@ -284,7 +284,7 @@ class KvPool:
         return PagedBatch([kv.cache for kv in sequences], self.layout, offload=self._parts.offload)
 
     def read_ahead(self, sequences: Sequence[SequenceKv]) -> bool:
-        """Begin to read what the next token of these sequences needs from the cold store: layer by layer, as they attend.
+        """Begin to read what the next token of these sequences needs from the cold store, layer by layer.
 
         Returns:
             Whether there is anything.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -21,30 +20,18 @@ from h3kv.attention import sealing
 from h3kv.attention.page_table import PageRun
 from h3kv.attention.paged import PagedCache
 from h3kv.core.errors import SlabUnavailableError
-from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.retrieval import RetrievalSetting
-from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
+from h3kv.core.types import BlockKey, SlabKey, Tier
 from h3kv.engine.attended import AttendedTokens
+from h3kv.engine.held import Held, label_of, run_of
 from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
+from h3kv.engine.rooms import Rooms
 from h3kv.engine.segment import Phase, Segment
 from h3kv.engine.window import Window
 from h3kv.telemetry import names
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A pinned segment as part of the sequence. `start` and `end` count the sequence's blocks."""
-
-    segment: Segment
-    start: int
-    end: int
-    """Behind the last block that is used: it grows while an own segment is filled."""
-    is_own: bool
-    version: int
-    """Of the segment when its place was last looked up."""
 
 
 class SequenceKv:
@@ -84,12 +71,11 @@ class SequenceKv:
         self._retrieves = retrieves
         self._parts = parts
         self._segments = parts.segments
-        self._rooms_from = rooms_from
-        self._rooms = rooms_from(sum(mount.blocks for mount in mounts))
+        self._rooms = Rooms(rooms_from, sum(mount.blocks for mount in mounts))
         self._keys = keys
         self._window = window
         self._spare: deque[Segment] = deque()
-        self._held: list[_Held] = []
+        self._held: list[Held] = []
         self.cache = PagedCache(
             parts.page_kernels,
             self._segments.layout,
@@ -107,7 +93,7 @@ class SequenceKv:
         self._flushed = self.blocks
         try:
             if parts.is_eager:
-                self._spare.extend(self._segments.open(self._take_rooms(reserved_blocks - self.blocks)))
+                self._spare.extend(self._segments.open(self._rooms.take_all(reserved_blocks - self.blocks)))
             self._make_room(0)
         except BaseException:
             self._give_back_own()
@@ -190,7 +176,7 @@ class SequenceKv:
                 self._rewind(held)
                 return
             held.version = segment.version
-            self.cache.place(held.start, held.end - held.start, self._run_of(segment))
+            self.cache.place(held.start, held.end - held.start, run_of(self._segments, segment))
 
     def read_ahead(self) -> None:
         """Begin to read what the next chunk needs from the cold store."""
@@ -275,7 +261,7 @@ class SequenceKv:
             if self._window is not None:
                 self._window.close()
 
-    def _hold(self, held: _Held) -> None:
+    def _hold(self, held: Held) -> None:
         """Take over a pin."""
         held.segment.retrieving += self._retrieves
         self._held.append(held)
@@ -293,8 +279,8 @@ class SequenceKv:
         start = 0
         for mount in mounts:
             end = start + mount.blocks
-            self._hold(_Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
-            self.cache.place(start, mount.blocks, self._run_of(mount.segment))
+            self._hold(Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
+            self.cache.place(start, mount.blocks, run_of(self._segments, mount.segment))
             tier = home if mount.segment.home_L is not None else Tier.NVME
             reused[tier] = reused.get(tier, 0) + mount.blocks * BLOCK_TOKENS
             start = end
@@ -313,21 +299,22 @@ class SequenceKv:
             for addresses_L in self._window.take(range(first, last)):
                 self.cache.extend(addresses_L, room_blocks=1)
 
-    def _take_rooms(self, blocks: int) -> list[int]:
-        """Sizes of the next segments, for so many blocks together at least."""
-        rooms: list[int] = []
-        while sum(rooms) < blocks:
-            rooms.append(next(self._rooms))
-        return rooms
+    def _open_next(self, *, waits: bool) -> Segment:
+        room = self._rooms.take()
+        try:
+            return self._segments.open([room], waits=waits)[0]
+        except BaseException:
+            self._rooms.put_back(room)
+            raise
 
-    def _open(self, start: int, *, waits: bool = True) -> _Held:
+    def _open(self, start: int, *, waits: bool = True) -> Held:
         """The next own segment, for the blocks from `start` on."""
-        segment = self._spare.popleft() if self._spare else self._segments.open([next(self._rooms)], waits=waits)[0]
+        segment = self._spare.popleft() if self._spare else self._open_next(waits=waits)
         end = start if self._window is not None else start + segment.room_blocks
-        held = _Held(segment, start, end, is_own=True, version=segment.version)
+        held = Held(segment, start, end, is_own=True, version=segment.version)
         self._hold(held)
         if self._window is None:
-            self.cache.place(start, segment.room_blocks, self._run_of(segment))
+            self.cache.place(start, segment.room_blocks, run_of(self._segments, segment))
         return held
 
     def _flush(self, end: int, tokens: Sequence[int], *, waits: bool = True) -> None:
@@ -367,12 +354,12 @@ class SequenceKv:
             if held.segment.phase is Phase.OPEN and held.end > held.start:
                 self._seal(held, tokens)
 
-    def _seal(self, held: _Held, tokens: Sequence[int]) -> None:
+    def _seal(self, held: Held, tokens: Sequence[int]) -> None:
         segment, blocks = held.segment, held.end - held.start
         before = self._held.index(held) - 1
         parent = self._held[before].segment if before >= 0 else None
         is_shared = self._retrieved_from is None or held.end <= self._retrieved_from
-        label = self._label(held, self._keys, tokens) if self._keys is not None and is_shared else None
+        label = label_of(held, self._keys, tokens) if self._keys is not None and is_shared else None
         if self._parts.is_sealing and self._segments.indexes.is_clustered(segment.room_blocks):
             assert segment.addresses_L is not None, "an open segment lies in its home"
             slabs_L = np.array(segment.addresses_L, dtype=np.uint64)
@@ -380,15 +367,9 @@ class SequenceKv:
             segment.clustered_blocks = blocks
         self._segments.seal(segment, label, parent=parent)
         if segment.clustered_blocks:
-            self.cache.place(held.start, blocks, self._run_of(segment))
+            self.cache.place(held.start, blocks, run_of(self._segments, segment))
 
-    def _label(self, held: _Held, keys: list[BlockKey], tokens: Sequence[int]) -> SegmentLabel:
-        # keys[0] is the root, so block b has keys[b + 1].
-        known = len(keys) - 1
-        keys += extend_keys(keys[-1], tokens[known * BLOCK_TOKENS : held.end * BLOCK_TOKENS])
-        return SegmentLabel(tuple(keys[held.start + 1 : held.end + 1]), keys[held.start])
-
-    def _rewind(self, lost: _Held) -> None:
+    def _rewind(self, lost: Held) -> None:
         """Go back to the block before a lost segment: what follows is computed again."""
         if self._keys is None:
             message = (
@@ -402,19 +383,8 @@ class SequenceKv:
             self._window.drop_from(lost.start)
         self.cache.set_tokens(lost.start * BLOCK_TOKENS)
         self._flushed = lost.start
-        self._rooms = self._rooms_from(lost.start)
+        self._rooms.restart(lost.start)
 
-    def _is_on_device(self, held: _Held) -> bool:
+    def _is_on_device(self, held: Held) -> bool:
         """Whether it is the sink, which the window keeps besides."""
         return self._window is not None and held.start == 0 and held.end == 1 and 0 in self._window
-
-    def _run_of(self, segment: Segment) -> PageRun:
-        addresses_L: tuple[int | None, ...] = segment.addresses_L or (None,) * self._segments.layout.layers
-        return PageRun(
-            segment.id,
-            addresses_L,
-            segment.room_blocks,
-            is_device=self._segments.tier is Tier.DEVICE,
-            clustered_blocks=segment.clustered_blocks,
-            index_L=self._segments.indexes.addresses(segment),
-        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, Directory, PersistentStore, Telemetry
 from h3kv.engine.needs import TieringConfig

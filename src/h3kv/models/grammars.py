@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import signal
+import subprocess
+import sys
 import threading
 from typing import Final
 
@@ -16,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h3kv.core.errors import RequestError
+from h3kv.core.errors import HostMemoryError, InternalError, RequestError
+from h3kv.models import grammar_probe
 from h3kv.models.json_text import read_json
 from h3kv.models.tokenizer import Tokenizer
 
@@ -29,12 +33,8 @@ GRAMMAR_DEPTH_MAX: Final = 64
 GRAMMARS_MAX: Final = 64
 """Compiled grammars that are kept: requests repeat few of them."""
 
-ROW_ITEMS_MAX: Final = 1000
-"""Ways to go on that a grammar may have at one place: enough for objects with 250 properties that may be left out. The
-work of a step grows with their square, to 0.1 s, and other requests wait for it."""
-
-LEXER_STATES_MAX: Final = 50_000
-"""Of one answer, 2 KB each."""
+PROBE_S_MAX: Final = 30
+"""For the probe to end by its limits, on a machine that has much else to do."""
 
 REASON_CHARACTERS: Final = 500
 """Of the library's reason for a refusal: messages travel in the trailers of a call, which have a bound."""
@@ -118,9 +118,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._vocabulary, self._problem = _vocabulary(tokenizer)
-        self._limits = llguidance.LLParserLimits(
-            max_items_in_row=ROW_ITEMS_MAX, max_lexer_states=LEXER_STATES_MAX, verbose_errors=False
-        )
+        self._limits = grammar_probe.limits()
         # Compiling takes one core at most: others compute answers.
         self._compiling = threading.Lock()
         self._compiled = functools.lru_cache(GRAMMARS_MAX)(self._compile)
@@ -133,9 +131,11 @@ class GrammarCompiler:
             text: a JSON schema or a grammar in Lark's notation.
 
         Raises:
-            RequestError: it is too large or not valid, needs what the library has not, or the model has no end token.
+            RequestError: it is too large, too complex or not valid, needs what the library has not, or the model has no
+                end token.
+            HostMemoryError: the system has no room for the process that tries it.
 
-        Cost: milliseconds, up to a second at the limits; nothing where it was asked for before. Other Python code runs
+        Cost: 0.1 s, up to seconds at the limits; nothing where it was asked for before. Other Python code runs
         meanwhile.
         """
         try:
@@ -151,6 +151,8 @@ class GrammarCompiler:
             raise RequestError(f"response_format: this model cannot follow grammars ({self._problem}); leave it out")
         grammar = _grammar(kind, text)
         with self._compiling:
+            if kind is not GrammarKind.JSON_OBJECT:
+                _probe(grammar)
             start = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
             # What the first mask needs is made here once, and not for each answer.
             start.compute_bitmask()
@@ -182,6 +184,24 @@ def _grammar(kind: GrammarKind, text: str) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(
         json.dumps(schema), overrides={"lenient": False, "whitespace_pattern": _WHITESPACE}
     )
+
+
+def _probe(grammar: str) -> None:
+    """Compile in a process that has limits of its own. What ends there within them does so here."""
+    command = [sys.executable, "-P", grammar_probe.__file__]
+    try:
+        # The command is this package's own; the grammar is its input.
+        ended = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=PROBE_S_MAX, check=False)  # noqa: S603
+        code, said = ended.returncode, ended.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        code, said = -signal.SIGKILL, ""
+    except OSError as error:
+        message = f"a grammar could not be tried in a process of its own ({error}): free memory or processes"
+        raise HostMemoryError(message, needed_bytes=None, available_bytes=None) from error
+    if code > 0:
+        raise InternalError(f"the probe of a grammar failed ({_line(said[-REASON_CHARACTERS:])}): report it")
+    if code < 0:
+        raise RequestError("response_format: the grammar takes too long to compile; use fewer or simpler patterns")
 
 
 def _line(reason: str) -> str:

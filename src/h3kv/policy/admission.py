@@ -18,8 +18,8 @@ def bound_cached_tokens(prompt_tokens: int, answer_tokens: int) -> int:
 
 
 ANSWER_BLOCKS_RESERVED: Final = 4
-"""Blocks of an answer that a sequence has room for when it starts: 256 tokens. Longer answers find more as they grow, or
-wait; most end before."""
+"""Blocks of an answer that a sequence has room for when it starts: 256 tokens. Longer answers find more as they grow,
+or wait; most end before."""
 
 
 def reserved_blocks(prompt_tokens: int, blocks: int) -> int:

@@ -5,7 +5,8 @@
     time        all computed ...    C2 computed   all read
 
 A token that is computed costs more the deeper it lies, one that is read costs the same anywhere. So the least time
-mostly lies at one of the ends; between them where a segment takes much reading for few tokens, such as one used in part.
+mostly lies at one of the ends; between them where a segment takes much reading for few tokens, such as one used in
+part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How running answers and prompts that are being read share the processor.
 
-    step   | token of all answers | prompt A, some layers | token of all answers | prompt A, some layers | ...
-                                  |<-------- turn ------->|
+step   | token of all answers | prompt A, some layers | token of all answers | prompt A, some layers | ...
+                              |<-------- turn ------->|
 """
 
 from __future__ import annotations

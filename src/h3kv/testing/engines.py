@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout, PageLayout, SlabLayout
 from h3kv.core.ports import AddressableStore, Clock

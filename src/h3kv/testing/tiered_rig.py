@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from h3kv.attention import native
-from h3kv.attention.paged import PageKernels
+from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.torch_pages import TorchPages
 from h3kv.core.layout import CacheLayout
 from h3kv.core.ports import Clock, PersistentStore
@@ -77,7 +77,8 @@ def tiered_rig(
         page_cache_bytes: part of HOST for single pages.
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
-        clock, around: of the pool, and what it gets for its cold store; the machine's, and the store itself, where None.
+        clock: of the pool; the machine's where None.
+        around: what the pool gets for its cold store; the store itself where None.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()
     with contextlib.ExitStack() as stack:

@@ -149,6 +149,8 @@ def test_a_schema_as_deep_as_allowed_is_followed(compiler: GrammarCompiler) -> N
 @pytest.mark.parametrize(
     "schema",
     [
+        {"type": "object", "patternProperties": {f"^a{number}.*b{number}$": {} for number in range(400)}},
+        {"allOf": [{"type": "string", "pattern": f"[a-z]{{{number},}}"} for number in range(20)]},
         {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(9)]},
         {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"},
         {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
@@ -156,7 +158,7 @@ def test_a_schema_as_deep_as_allowed_is_followed(compiler: GrammarCompiler) -> N
         {"type": "object", "properties": {f"property {number}": {"type": "string"} for number in range(1500)}},
         {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
     ],
-    ids=["product", "repetitions", "items", "values", "properties", "cycle"],
+    ids=["patterns", "intersection", "product", "repetitions", "items", "values", "properties", "cycle"],
 )
 @pytest.mark.timeout(60)
 def test_hard_schemas_are_compiled_or_refused_but_never_hang(

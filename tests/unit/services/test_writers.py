@@ -107,13 +107,13 @@ def test_calls_end_an_answer_as_calls() -> None:
     whole = ChoiceWriter(Style(CHAT, tools=tools), 0).whole([said(text)], STOP)
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"]["content"] == "So:"
-    assert whole["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert whole["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
     choice = ChoiceWriter(Style(CHAT, tools=tools), 0)
     pieces = [piece for letter in text for piece in choice.grow(said(letter))] + choice.end(STOP)
     assert pieces[-1]["finish_reason"] == "tool_calls"
     (calls,) = [piece["delta"]["tool_calls"] for piece in pieces if "tool_calls" in piece["delta"]]
     assert calls[0]["index"] == 0
-    assert calls[0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert calls[0]["function"] == {"name": "f", "arguments": '{"a":1}'}
 
 
 def test_arguments_of_a_named_function_are_streamed_as_they_come() -> None:

@@ -143,7 +143,7 @@ def test_document_is_read_and_chats_find_it(world: World) -> None:
 
 def test_one_document_is_read_at_a_time_with_progress_and_chats_go_on(world: World) -> None:
     world.gate.clear()
-    first, second = world.create(), world.create(OTHER)
+    first, second = world.create(check=lambda _: None), world.create(OTHER, check=lambda _: None)
     assert world.entered.wait(WAIT_S)
     assert {first.record.state, second.record.state} == {State.READING}
     answer = world.loop.submit(world.request(list(range(40))), trace=None)

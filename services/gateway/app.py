@@ -32,11 +32,11 @@ from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gateway.answers import Answerer
 from services.gateway.connections import bounded_protocol
-from services.gateway.documents import DocumentDesk
+from services.gateway.documents import DocumentHandler
 from services.gateway.metrics import RequestMeter, call_of
 from services.gateway.problems import GONE, ClientGoneError, error_response, plain_response
 from services.gateway.requests import BodyBounds
-from services.gateway.routes import ROUTES, Desks, add_routes
+from services.gateway.routes import ROUTES, Handlers, add_routes
 from services.gateway.settings import HttpSettings, Settings
 from services.gateway.tenants import Tenants, read_tenants
 from services.gateway.tokens import TokenCounter
@@ -73,7 +73,7 @@ def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncPeerChannel(settings.worker, credentials=settings.credentials.read()) as channel:
-            app.state.desks = _desks(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
+            app.state.handlers = _handlers(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
             yield
 
     app = FastAPI(lifespan=life, openapi_url=None)
@@ -171,15 +171,15 @@ def _add_problems(app: FastAPI) -> None:
         return plain_response(500, f"a mistake of ours ended request {request_id}: the gateway's log says where")
 
 
-def _desks(settings: Settings, worker: Worker, telemetry: ProcessTelemetry, tenants: Tenants) -> Desks:
+def _handlers(settings: Settings, worker: Worker, telemetry: ProcessTelemetry, tenants: Tenants) -> Handlers:
     http = settings.http
     bounds = BodyBounds(http.body_max, settings.body_ns, "http.body_max")
     document_bounds = replace(bounds, bytes_max=http.document_max, setting="http.document_max")
-    return Desks(
+    return Handlers(
         worker=worker,
         tenants=tenants,
         answerer=Answerer(worker, telemetry.tracer, bounds),
-        documents=DocumentDesk(worker, document_bounds, change_bounds=bounds),
+        documents=DocumentHandler(worker, document_bounds, change_bounds=bounds),
         counter=TokenCounter(worker, bounds),
         metrics=telemetry.metrics,
         began_s=time.time_ns() // NS_PER_S,

@@ -12,6 +12,7 @@ from services.gateway.bodies import TOKENS_MAX, Body, DocumentId, Name
 from services.gateway.json_text import read_json, write_json
 from services.gateway.openai import CHAT, LOGPROBS_MAX, AnswerBody, AnswerKind
 from services.gateway.problems import FieldError
+from services.gateway.strict_schema import StrictSchema
 from services.gateway.tool_calls import CallMode, ToolUse, arguments_schema, calls_schema
 
 TOOLS_MAX: Final = 128
@@ -191,8 +192,7 @@ class ChatBody(AnswerBody):
                     raise FieldError(f"tool_choice: no tool is called {name}: name one of tools", param="tool_choice")
                 return ToolUse(frozenset({name}), CallMode.NAMED, calls_max=1)
             case _:
-                self._check_free_calls()
-                return ToolUse(frozenset(names), CallMode.AUTO, calls_max=limit)
+                return ToolUse(frozenset(names), CallMode.AUTO, limit, self._strict_schemas())
 
     def requests(self, tenant: pb.Tenant) -> list[list[pb.GenerateRequest]]:
         """The same for gpu_worker, which applies the model's template: one prompt, one request for each choice."""
@@ -248,14 +248,14 @@ class ChatBody(AnswerBody):
             return pb.Grammar(json_object=True)
         return pb.Grammar(json_schema=_written(form.json_schema.schema_, "response_format"))
 
-    def _check_free_calls(self) -> None:
+    def _strict_schemas(self) -> dict[str, StrictSchema]:
+        """Of strict functions that the model may call as it likes."""
+        schemas = {}
         for place, tool in enumerate(self.tools or []):
             if tool.function.strict:
-                raise FieldError(
-                    f"tools[{place}].function.strict: only calls that are forced are held to a schema: set tool_choice "
-                    "to required or to a function, or leave strict out",
-                    param=f"tools[{place}].function.strict",
-                )
+                named = f"tools[{place}].function.parameters"
+                schemas[tool.function.name] = StrictSchema(arguments_schema(tool.function.parameters), place=named)
+        return schemas
 
 
 def chat_of(messages: list[Message], document_ids: list[str]) -> pb.Chat:

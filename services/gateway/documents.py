@@ -51,7 +51,7 @@ class DocumentChange(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentDesk:
+class DocumentHandler:
     """Answers requests about documents.
 
     Args:

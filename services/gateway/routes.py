@@ -13,7 +13,7 @@ from h3kv.core.errors import PeerError
 from h3kv.telemetry.metrics_page import MetricsPage
 from services.gateway.answers import Answerer
 from services.gateway.chat import ChatBody
-from services.gateway.documents import DocumentDesk
+from services.gateway.documents import DocumentHandler
 from services.gateway.metrics import call_of
 from services.gateway.openai import CompletionBody
 from services.gateway.problems import error_response
@@ -34,13 +34,13 @@ ROUTES: Final = frozenset({COMPLETIONS, CHAT, MODELS, MODEL, DOCUMENTS, DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Desks:
+class Handlers:
     """What requests are answered from."""
 
     worker: Worker
     tenants: Tenants
     answerer: Answerer
-    documents: DocumentDesk
+    documents: DocumentHandler
     counter: TokenCounter
     metrics: MetricsPage
     began_s: int
@@ -57,60 +57,60 @@ def add_routes(app: FastAPI) -> None:
 def _add_answers(app: FastAPI) -> None:
     @app.post(COMPLETIONS)
     async def complete(request: Request) -> Response:
-        return await _desks(request).answerer.answer(request, CompletionBody, _tenant(request))
+        return await _handlers(request).answerer.answer(request, CompletionBody, _tenant(request))
 
     @app.post(CHAT)
     async def chat(request: Request) -> Response:
-        return await _desks(request).answerer.answer(request, ChatBody, _tenant(request))
+        return await _handlers(request).answerer.answer(request, ChatBody, _tenant(request))
 
     @app.post(TOKENIZE)
     async def tokenize(request: Request) -> Response:
-        return JSONResponse(await _desks(request).counter.count(request, _tenant(request)))
+        return JSONResponse(await _handlers(request).counter.count(request, _tenant(request)))
 
 
 def _add_documents(app: FastAPI) -> None:
     @app.post(DOCUMENTS)
     async def create(request: Request) -> Response:
-        return JSONResponse(await _desks(request).documents.create(request, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.create(request, _tenant(request)))
 
     @app.get(DOCUMENTS)
     async def show_all(request: Request) -> Response:
-        return JSONResponse(await _desks(request).documents.show_all(request, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.show_all(request, _tenant(request)))
 
     @app.get(DOCUMENT)
     async def show(request: Request, id: str) -> Response:
-        return JSONResponse(await _desks(request).documents.show(request, id, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.show(request, id, _tenant(request)))
 
     @app.post(DOCUMENT)
     @app.patch(DOCUMENT)
     async def change(request: Request, id: str) -> Response:
-        return JSONResponse(await _desks(request).documents.change(request, id, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.change(request, id, _tenant(request)))
 
     @app.delete(DOCUMENT)
     async def delete(request: Request, id: str) -> Response:
-        return JSONResponse(await _desks(request).documents.delete(request, id, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.delete(request, id, _tenant(request)))
 
 
 def _add_node(app: FastAPI) -> None:
     @app.get(MODELS)
     async def models(request: Request) -> Response:
         _tenant(request)
-        desks = _desks(request)
-        found = await desks.worker.model(call_of(request.scope))
-        return JSONResponse({"object": "list", "data": [model_fields(found, desks.began_s)]})
+        handlers = _handlers(request)
+        found = await handlers.worker.model(call_of(request.scope))
+        return JSONResponse({"object": "list", "data": [model_fields(found, handlers.began_s)]})
 
     # Names of models may have slashes.
     @app.get(MODEL.replace("{id}", "{id:path}"))
     async def model(request: Request, id: str) -> Response:
         _tenant(request)
-        desks = _desks(request)
-        found = await desks.worker.require_model(id, call_of(request.scope))
-        return JSONResponse(model_fields(found, desks.began_s))
+        handlers = _handlers(request)
+        found = await handlers.worker.require_model(id, call_of(request.scope))
+        return JSONResponse(model_fields(found, handlers.began_s))
 
     @app.get(HEALTH)
     async def health(request: Request) -> Response:
         try:
-            found = await _desks(request).worker.model(call_of(request.scope))
+            found = await _handlers(request).worker.model(call_of(request.scope))
         except PeerError as error:
             return error_response(error)
         return JSONResponse({"status": "serving", "model": found.name})
@@ -118,7 +118,7 @@ def _add_node(app: FastAPI) -> None:
     @app.get(METRICS)
     async def metrics(request: Request) -> Response:
         _tenant(request)
-        page, content_type = _desks(request).metrics.render(request.headers.get("accept", ""))
+        page, content_type = _handlers(request).metrics.render(request.headers.get("accept", ""))
         return Response(page, media_type=content_type)
 
 
@@ -133,12 +133,12 @@ def model_fields(model: pb.GetModelResponse, created_s: int) -> dict[str, Any]:
     }
 
 
-def _desks(request: Request) -> Desks:
-    desks = request.app.state.desks
-    assert isinstance(desks, Desks)
-    return desks
+def _handlers(request: Request) -> Handlers:
+    handlers = request.app.state.handlers
+    assert isinstance(handlers, Handlers)
+    return handlers
 
 
 def _tenant(request: Request) -> pb.Tenant:
     """Who asks. Raises ApiKeyError."""
-    return _desks(request).tenants.find(request.headers.get("authorization"))
+    return _handlers(request).tenants.find(request.headers.get("authorization"))

@@ -12,7 +12,6 @@ from h3kv.core.units import NS_PER_S
 from h3kv.rpc.options import MESSAGE_BYTES_MAX
 from h3kv.service_settings import AddressText, CredentialSettings, InstanceName, ProcessSettings
 
-
 BODY_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (256 << 10)
 """What a body holds goes on in one message, with a little more."""
 

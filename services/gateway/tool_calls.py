@@ -4,10 +4,12 @@ Models differ in how they say that they call something; these are read, wherever
 
     <tool_call>{"name": "f", "arguments": {...}}</tool_call>      once or more, text before it is said as usual
     [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]
+    [TOOL_CALLS]f[ARGS]{...}                                      once or more
     {"name": "f", "parameters": {...}}                            the whole answer, several with ";" between
     <|python_tag|>{"name": "f", "parameters": {...}}
 
-What does not parse is text. A forced call needs no such marks: the grammar leaves room for nothing else.
+What does not parse, or breaks the schema of a strict function, is text. A forced call needs no such marks: the grammar
+leaves room for nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from __future__ import annotations
 import enum
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.gateway.json_text import read_json, write_json
+from services.gateway.strict_schema import StrictSchema
 
 OPEN: Final = "<tool_call>"
 LIST: Final = "[TOOL_CALLS]"
@@ -27,8 +30,10 @@ PYTHON: Final = "<|python_tag|>"
 MARKS: Final = (OPEN, LIST, PYTHON)
 LOCAL: Final = "#/"
 DEFINITIONS: Final = "$defs"
+Accepts = Callable[[str, Mapping[str, Any]], bool]
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
+_NAMED: Final = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 _TAGGED: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -51,6 +56,12 @@ class ToolUse:
     mode: CallMode
     calls_max: int | None
     """None: any number."""
+    strict: Mapping[str, StrictSchema] = field(default_factory=dict)
+    """What the arguments of some functions must be, where nothing else holds the model to it."""
+
+    def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether this is a call that may be made."""
+        return name in self.names and (name not in self.strict or self.strict[name].holds(arguments))
 
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
         """What a whole answer says, and what it calls."""
@@ -58,10 +69,10 @@ class ToolUse:
             case CallMode.NAMED:
                 return "", [ToolCall(next(iter(self.names)), text)]
             case CallMode.REQUIRED:
-                calls = _calls_of(_parsed(text), self.names)
+                calls = _calls_of(_parsed(text), self.accepts)
                 return ("", calls) if calls else (text, [])
             case CallMode.AUTO:
-                said, calls = parse_calls(text, self.names)
+                said, calls = parse_calls(text, self.accepts)
                 return said, calls[: self.calls_max]
 
 
@@ -111,20 +122,25 @@ class CallReader:
         return self._use.read(held)
 
 
-def parse_calls(text: str, names: frozenset[str]) -> tuple[str, list[ToolCall]]:
-    """What an answer says, and the calls in it, however its model writes them."""
+def parse_calls(text: str, accepts: Accepts) -> tuple[str, list[ToolCall]]:
+    """What an answer says, and the calls in it, however its model writes them.
+
+    Args:
+        text: whole.
+        accepts: whether something with this name and these arguments is a call.
+    """
     whole = text.strip()
     if whole.startswith(("{", PYTHON)):
-        calls = _bare_calls(whole.removeprefix(PYTHON).strip(), names)
+        calls = _bare_calls(whole.removeprefix(PYTHON).strip(), accepts)
         return ("", calls) if calls else (text, [])
-    said, mark, listed = text.partition(LIST)
-    if mark:
-        calls = _calls_of(_parsed(listed), names)
-        return (said.strip(), calls) if calls else (text, [])
+    said, *listed = text.split(LIST)
+    if listed:
+        pieces = [_listed_calls(piece, accepts) for piece in listed]
+        return (said.strip(), [call for calls in pieces for call in calls]) if all(pieces) else (text, [])
     found: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
-        calls = _calls_of(_parsed(match[1]), names)
+        calls = _calls_of(_parsed(match[1]), accepts)
         found.extend(calls)
         return "" if calls else match[0]
 
@@ -175,32 +191,37 @@ def _begun_mark(text: str) -> int:
     return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in MARKS)), 0)
 
 
-def _bare_calls(text: str, names: frozenset[str]) -> list[ToolCall]:
+def _bare_calls(text: str, accepts: Accepts) -> list[ToolCall]:
     """Calls that are the whole text, or nothing."""
     for pieces in ([text], text.split(";")):
-        found = [_calls_of(_parsed(piece), names) for piece in pieces]
+        found = [_calls_of(_parsed(piece), accepts) for piece in pieces]
         if all(found):
             return [call for calls in found for call in calls]
     return []
 
 
-def _calls_of(value: object, names: frozenset[str]) -> list[ToolCall]:
+def _listed_calls(text: str, accepts: Accepts) -> list[ToolCall]:
+    """Calls after one mark: a list, or a name with its arguments."""
+    named = _NAMED.fullmatch(text.strip())
+    value = _parsed(text) if named is None else {"name": named[1], "arguments": _parsed(named[2])}
+    return _calls_of(value, accepts)
+
+
+def _calls_of(value: object, accepts: Accepts) -> list[ToolCall]:
     """One call, or a list of calls; nothing where any of them is none."""
     values = value if isinstance(value, list) else [value]
-    calls = [call for each in values if (call := _call_of(each, names)) is not None]
+    calls = [call for each in values if (call := _call_of(each, accepts)) is not None]
     return calls if len(calls) == len(values) else []
 
 
-def _call_of(value: object, names: frozenset[str]) -> ToolCall | None:
+def _call_of(value: object, accepts: Accepts) -> ToolCall | None:
     if not isinstance(value, dict):
         return None
     name = value.get("name")
-    if not isinstance(name, str) or name not in names:
-        return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
-    if not isinstance(arguments, dict):
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not accepts(name, arguments):
         return None
     return ToolCall(name, write_json(arguments))
 

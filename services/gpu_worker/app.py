@@ -34,7 +34,6 @@ from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gpu_worker.control import Control
 from services.gpu_worker.crew import Crew, open_crew
-from services.gpu_worker.documents_calls import KeptDocuments
 from services.gpu_worker.documents_opening import open_documents
 from services.gpu_worker.loop import EngineLoop
 from services.gpu_worker.messages import PromptReader
@@ -123,23 +122,32 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
         device=str(model.weights.embedding_VI.device),
         clock=clock,
     )
-    server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
-    server.start()
-    stack.callback(server.stop, grace_ns=CALLS_END_NS)
-    stack.callback(lambda: node.check_integrity() if stop.failure is None else None)
-    loop.start()
-    stack.callback(loop.stop)
-    documents.start()
-    stack.callback(documents.stop)
+    _start(server, served, node, stop=stop, stack=stack)
     if control is not None:
         control.start(loop.post)
         stack.callback(control.stop)
-    _answer(settings, server, loop, documents, stop)
+    _answer(settings, server, served, stop)
 
 
-def _answer(
-    settings: Settings, server: RpcServer, loop: EngineLoop, documents: KeptDocuments, stop: StopSignal
-) -> None:
+def _start(server: RpcServer, served: Served, node: Node, *, stop: StopSignal, stack: contextlib.ExitStack) -> None:
+    """Begin; the stack ends all of it the other way round, and checks what is left behind."""
+
+    def check() -> None:
+        if stop.failure is None:
+            node.check_integrity()
+            served.documents.check_integrity()
+
+    server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
+    server.start()
+    stack.callback(server.stop, grace_ns=CALLS_END_NS)
+    stack.callback(check)
+    served.loop.start()
+    stack.callback(served.loop.stop)
+    served.documents.start()
+    stack.callback(served.documents.stop)
+
+
+def _answer(settings: Settings, server: RpcServer, served: Served, stop: StopSignal) -> None:
     """Take requests until this process is told to end, then no more, and wait within a bound for those that run."""
     server.announce(is_serving=True)
     log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: str(server.address)})
@@ -147,8 +155,8 @@ def _answer(
     server.announce(is_serving=False)
     log_event(_log, "draining", {spans.PEER: settings.instance})
     # What is being read is read again by the next process: no answer waits for that.
-    documents.stop()
-    loop.drain(settings.drain_ns)
+    served.documents.stop()
+    served.loop.drain(settings.drain_ns)
     server.stop(grace_ns=CALLS_END_NS)
 
 

@@ -55,6 +55,10 @@ class KeptDocuments:
         self.reader.stop()
         self.keeper.stop()
 
+    def check_integrity(self) -> None:
+        """Assert, once all has ended, that KV is held for documents alone."""
+        self.keeper.check_integrity()
+
 
 class DocumentCalls:
     """The part of `GpuWorkerService` that is about documents. Thread-safe."""

@@ -57,6 +57,10 @@ class Erasure:
     record: ErasureRecord
     readers: frozenset[int] = field(default_factory=frozenset)
     """Prompts that may have it."""
+    is_begun: bool = False
+    """Whether it was looked for."""
+    is_last: bool = False
+    """Whether it was after the last of these prompts had ended."""
 
     def reach(self, spared: Sequence[BlockKey]) -> Reach:
         """What is erased, beside blocks that stay."""

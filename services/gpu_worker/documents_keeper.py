@@ -106,17 +106,24 @@ class DocumentKeeper:
         with self._erasing:
             # Before: what prompts had is given back when they are closed, and found after that.
             are_closed = self._documents.prompts.are_closed(erasure.readers)
-            record, reach = erasure.record, erasure.reach(self._documents.spared(erasure.record))
-
-            def erase(kv: DocumentKv, _: Node) -> bool:
-                kv.let_go(record.id)
-                return kv.erase(reach)
-
-            is_gone = self._engine.call(erase) and are_closed
-            if is_gone:
+            if erasure.is_begun and erasure.is_last == are_closed:
+                is_gone = self._engine.call(lambda kv, _: kv.go_on())
+            else:
+                is_gone = self._look_for(erasure)
+                erasure.is_begun, erasure.is_last = True, are_closed
+            if is_gone and are_closed:
                 self._documents.end_erasure(erasure)
-                log_event(_log, "document_erased", {spans.DOCUMENT: record.id})
-        return is_gone
+                log_event(_log, "document_erased", {spans.DOCUMENT: erasure.record.id})
+        return is_gone and are_closed
+
+    def _look_for(self, erasure: Erasure) -> bool:
+        document, reach = erasure.record.id, erasure.reach(self._documents.spared(erasure.record))
+
+        def erase(kv: DocumentKv, _: Node) -> bool:
+            kv.let_go(document)
+            return kv.erase(reach)
+
+        return self._engine.call(erase)
 
     def look(self) -> None:
         """Do what is to be done now. Raises as `advance`."""
@@ -134,6 +141,10 @@ class DocumentKeeper:
         for state in State:
             self._telemetry.gauge(names.DOCUMENTS, states.count(state), state=state)
         self._telemetry.gauge(names.DOCUMENT_ERASURES, len(self._documents.erasures()))
+
+    def check_integrity(self) -> None:
+        """Assert, when the engine's thread has ended, that KV is held for documents alone."""
+        self._engine.kv.check_integrity()
 
     def _hold(self, ready: list[Entry]) -> None:
         """Have pinned documents stay, as far as running requests leave room; read again what is nowhere."""

@@ -63,7 +63,7 @@ class Settings(ServingSettings):
     """Bytes of one text: a call carries no more than 8 MiB."""
     pinned_share_max: float = Field(default=DocumentConfig().pinned_share_max, ge=0.0, le=1.0)
     """Part of HOST and the cold store that pinned documents may take together."""
-    requests_max: Count = Field(default=64, ge=1, le=4096)
+    requests_max: Count = Field(default=256, ge=1, le=4096)
     """Requests that run or wait; further ones are refused with PEER_BUSY."""
     model: ModelSettings = ModelSettings()
     device: DeviceSettings = DeviceSettings()
@@ -83,7 +83,7 @@ class Settings(ServingSettings):
             host=self.host,
             attention=self.attention,
             nvme=self.nvme if self.tiers == "embedded" else NvmeSettings(),
-            tiering=self.tiering if self.tiers == "embedded" else TieringSettings(mode="on"),
+            tiering=self.tiering if self.tiers == "embedded" else self.tiering.model_copy(update={"mode": "on"}),
             engine=self.engine,
             runtime=self.runtime,
         )

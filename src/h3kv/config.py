@@ -149,6 +149,9 @@ class TieringSettings(Section):
     """`on`: the device holds windows, all else lies in host memory and in the cold store. `off`: all KV stays on the
     device, and the settings of host and nvme are not used. `auto`: on when the model lies on a CUDA device,
     `host.kv_bytes` is a number, or `nvme.store` is set."""
+    recompute: Annotated[Literal["auto", "off"], BeforeValidator(_on_or_off)] = "auto"
+    """Whether the end of a prompt that lies in the cold store alone is computed again: `auto`, where that has been
+    measured to be faster than to read it; `off`, never."""
 
 
 class DeviceSettings(Section):

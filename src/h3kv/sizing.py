@@ -105,6 +105,7 @@ def tiering_of(settings: Settings, *, host_bytes: int, index_bytes: int | None) 
         staging_bytes=settings.host.staging_bytes,
         page_cache_bytes=host_bytes // PAGE_SHARE if settings.attention.mode == "retrieval" else 0,
         index_bytes=index_bytes,
+        recomputes=settings.tiering.recompute == "auto",
         chunk_tokens=settings.engine.chunk_tokens,
     )
 

@@ -177,15 +177,15 @@ def test_worker_that_is_gone_is_told_without_its_address(tmp_path: Path) -> None
 def test_an_end_under_load_comes_within_its_bound(tmp_path: Path) -> None:
     with fronted(tmp_path, {"DRAIN_SECONDS": 1}) as front:
         front.worker.answer(endless)
-        connections = [UnixConnection(front.socket) for _ in range(8)]
+        connections = [UnixConnection(front.socket) for _ in range(4)]
         for connection in connections:
             connection.request("POST", CHAT, STREAM)
-        wait_for(lambda: len(front.worker.asked) == 8, what="all requests")
+        wait_for(lambda: len(front.worker.asked) == 4, what="all requests")
         front.gateway.process.send_signal(signal.SIGTERM)
         for connection in connections:
             response = connection.getresponse()
             with contextlib.closing(connection), response, contextlib.suppress(OSError, http.client.IncompleteRead):
                 assert b"[DONE]" not in response.read()
         assert front.gateway.process.wait(timeout=20) == 0, front.gateway.text()
-        for _ in range(8):
+        for _ in range(4):
             assert front.worker.ended.acquire(timeout=WAIT_S)

@@ -48,6 +48,9 @@ class Process:
         prefix = f"H3_{name.upper()}_"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("H3_")}
         environment |= {f"{prefix}{key}": str(value) for key, value in settings.items()}
+        if "gpu_worker" in prefix.lower():
+            # A tiny model is faster than a busy disk: what is found must not depend on which of them is.
+            environment[f"{prefix}TIERING__RECOMPUTE"] = "off"
         environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

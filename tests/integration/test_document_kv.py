@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.nvme_io_rig import linked, nvme_io, settings_for
 
 from h3kv.core.hashing import block_keys, root_key
 from h3kv.core.reach import Reach
@@ -16,7 +17,10 @@ from h3kv.engine.documents import DocumentKv
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.segment import Segment
 from h3kv.testing.engines import FINGERPRINT, Rig, one_thread, prompt_tokens
+from h3kv.testing.remote_rig import remote_rig
 from h3kv.testing.tiered_rig import tiered_rig
+from h3kv.tiers.host import RegionStore
+from h3kv.tiers.remote.link import NodeLink
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
 
@@ -57,8 +61,14 @@ def settle(rig: Rig) -> None:
 def pieces_of(rig: Rig, segments: list[Segment]) -> list[bytes]:
     """What can only be theirs: 512 bytes of each slab in HOST, none of them zeros alone."""
     assert all(segment.home_L for segment in segments)
-    pieces = [bytes(rig.pool.home.view(handle)[4096:4608]) for each in segments for handle in each.home_L or ()]
-    return [piece for piece in pieces if any(piece)]
+    return [piece for slot in slots_of(rig, segments) if any(piece := bytes(slot[4096:4608]))]
+
+
+def slots_of(rig: Rig, segments: list[Segment]) -> list[memoryview]:
+    """Their memory in HOST."""
+    home = rig.pool.home
+    assert isinstance(home, RegionStore)
+    return [home.view(handle) for each in segments for handle in each.home_L or ()]
 
 
 def cached(rig: Rig, prompt: list[int]) -> int:
@@ -77,7 +87,7 @@ def test_bytes_of_an_erased_document_are_nowhere_in_the_store_file(tmp_path: Pat
         of_other = documents.find(keys_of(other))
         assert of_chat and of_other
         gone, stays = pieces_of(rig, [*segments, *of_chat]), pieces_of(rig, of_other)
-        slots = [view for each in segments for handle in each.home_L or () for view in [rig.pool.home.view(handle)]]
+        slots = slots_of(rig, segments)
         settle(rig)
         store = tmp_path / "store.h3"
         assert all(piece in store.read_bytes() for piece in (*gone, *stays))
@@ -198,3 +208,31 @@ def test_what_a_document_had_on_disk_goes_too_where_only_its_room_was_wanted(tmp
         data = (tmp_path / "store.h3").read_bytes()
         assert not any(piece in data for piece in pieces)
         rig.engine.check_integrity()
+
+
+def test_document_is_erased_in_the_store_of_another_process(tmp_path: Path) -> None:
+    store = tmp_path / "store" / "store.h3"
+
+    def act(rig: Rig) -> None:
+        documents = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        segments = documents.find(keys_of(TEXT))
+        assert segments is not None
+        pieces = pieces_of(rig, segments)
+        settle(rig)
+        assert all(piece in store.read_bytes() for piece in pieces)
+        erase(rig, documents, reach_of(TEXT))
+        assert not any(piece in store.read_bytes() for piece in pieces)
+        documents.await_earlier()
+        erase(rig, documents, reach_of(TEXT))
+        rig.pool.check_integrity()
+
+    def run(link: NodeLink) -> None:
+        # When this returns, nothing of the server's memory is in use here.
+        with remote_rig(link) as remote:
+            act(remote.rig)
+
+    with nvme_io(tmp_path, **settings_for(host_blocks=160)) as server:
+        with linked(server) as link:
+            run(link)
+        assert server.end() == 0

@@ -117,7 +117,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         stores.append(TimedStore(store, clock, FAST))
         return stores[0]
 
-    with tiered_rig(tmp_path, units=16, host_blocks=160, clock=clock, around=around) as rig:
+    with tiered_rig(tmp_path, units=16, host_blocks=160, clock=clock, around=around, recomputes=True) as rig:
         yield World(rig, stores[0], clock)
         rig.engine.check_integrity()
         assert rig.segments.statistics().pins == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +129,8 @@ def test_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> Non
 def test_further_choices_find_the_prompt_of_the_first(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt=f"Found {PROMPT}", n=3, max_tokens=4, seed=1)
     assert answer.usage is not None
-    found: list[dict[str, Any]] = answer.usage.to_dict()["h3"]["choices"]  # type: ignore[index]
+    usage: dict[str, Any] = answer.usage.to_dict()
+    found = usage["h3"]["choices"]
     assert sum(found[0]["cached_tokens"].values()) == 0
     assert all(sum(choice["cached_tokens"].values()) >= 256 for choice in found[1:])
 
@@ -279,6 +281,18 @@ def test_a_document_is_read_once_and_named_in_chats(rig: Rig, client: openai.Ope
     assert gone["deleted"]
     with pytest.raises(openai.NotFoundError):
         client.get(f"/documents/{made['id']}", cast_to=object)
+
+
+def test_two_hundred_clients_at_once_are_answered_or_told_when_to_come_again(rig: Rig) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 2, "temperature": 0}
+    headers = {"Authorization": f"Bearer {KEYS['ann']}"}
+    with concurrent.futures.ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(lambda _: rig.post("/v1/completions", body, headers=headers), range(200)))
+    assert {answer.status for answer in answers} <= {200, 429}
+    texts = {answer.fields["choices"][0]["text"] for answer in answers if answer.status == 200}
+    assert len(texts) == 1
+    assert all("retry-after" in answer.headers for answer in answers if answer.status == 429)
+    wait_for(rig.is_idle, what="the node to be idle")
 
 
 def test_tenants_share_no_kv(rig: Rig, client: openai.OpenAI) -> None:

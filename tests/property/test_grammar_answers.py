@@ -25,8 +25,6 @@ NAMES = st.text(min_size=1, max_size=6)
 LEAVES = st.sampled_from(
     [
         {"type": "string", "maxLength": 12},
-        {"type": "string", "pattern": "^[a-c]{2,5}$"},
-        {"type": "string", "format": "date"},
         {"type": "integer", "minimum": -20, "maximum": 300},
         {"type": "number", "minimum": 0, "maximum": 1},
         {"type": "boolean"},
@@ -87,6 +85,27 @@ def test_every_answer_is_valid_by_its_schema(schema: dict[str, object], seed: in
     said, reason = answer(GrammarKind.JSON_SCHEMA, json.dumps(schema), seed=seed, temperature=temperature)
     assert reason is FinishReason.STOP
     jsonschema.Draft202012Validator(schema).validate(json.loads(said))
+
+
+PATTERNS = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-c]{2,5}$"},
+        "day": {"type": "string", "format": "date"},
+        "share": {"type": "integer", "multipleOf": 7, "minimum": 3, "maximum": 100},
+    },
+    "required": ["code", "day", "share"],
+    "additionalProperties": False,
+}
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32))
+def test_patterns_and_formats_hold(seed: int) -> None:
+    said, reason = answer(GrammarKind.JSON_SCHEMA, json.dumps(PATTERNS), seed=seed)
+    assert reason is FinishReason.STOP
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(PATTERNS, format_checker=checker).validate(json.loads(said))
 
 
 @settings(max_examples=10)

@@ -8,6 +8,7 @@ A piece is an event with text: servers send one for each token, and join tokens 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from h3kv.bench.serve_http import Address, Connection, Head
-from h3kv.core.errors import PeerBusyError, PeerUnavailableError, RequestError
+from h3kv.core.errors import PeerBusyError, PeerTimeoutError, PeerUnavailableError, RequestError
 from h3kv.core.types import Tier
 
 COMPLETIONS: Final = "/v1/completions"
@@ -24,6 +25,7 @@ CHAT: Final = "/v1/chat/completions"
 TIERS: Final = tuple(Tier)
 DATA: Final = b"data:"
 END: Final = b"[DONE]"
+ANSWER_S: Final = 3600.0
 SAID_MAX: Final = 400
 """Characters of a refusal that an error brings along."""
 
@@ -102,20 +104,29 @@ class Target:
             RequestError: the server refuses.
             PeerBusyError: it refuses because of its load.
             PeerUnavailableError: it goes away, or fails in the middle of the answer.
+            PeerTimeoutError: the answer does not end.
         """
         answer = Answer(0) if into is None else into
         answer.sent_ns = time.perf_counter_ns()
         try:
-            head = await connection.request("POST", CHAT if ask.is_chat else COMPLETIONS, self.fields(ask))
-            await _require_ok(head, connection)
-            async for line in connection.lines(head):
-                if line.startswith(DATA) and (said := line[len(DATA) :].strip()) != END:
-                    self._note(answer, json.loads(said))
+            async with asyncio.timeout(ANSWER_S):
+                await self._read(connection, ask, answer)
+        except TimeoutError as error:
+            await connection.close()
+            message = f"{self.name} did not end an answer within {ANSWER_S:g} s"
+            raise PeerTimeoutError(message, peer=str(self.address)) from error
         except BaseException:
             await connection.close()
             raise
         answer.end_ns = time.perf_counter_ns()
         return answer
+
+    async def _read(self, connection: Connection, ask: Ask, answer: Answer) -> None:
+        head = await connection.request("POST", CHAT if ask.is_chat else COMPLETIONS, self.fields(ask))
+        await _require_ok(head, connection)
+        async for line in connection.lines(head):
+            if line.startswith(DATA) and (said := line[len(DATA) :].strip()) != END:
+                self._note(answer, json.loads(said))
 
     def fields(self, ask: Ask) -> dict[str, object]:
         """The body of a request."""

@@ -114,17 +114,17 @@ def run(results: Results, request: Request) -> None:
             raise ConfigError("part = noreuse: compares two nodes: leave --url out", field="part")
         wanted = [part for part in wanted if part not in OF_NODES]
     prompts = Prompts(FOREIGN_VOCABULARY if request.url is not None else _vocabulary(request))
-    for part in (Part.CHAT8, Part.DOCQA):
-        # Both have the same contestants, whose start takes minutes.
-        if part in wanted:
-            _against_peers(results, request, prompts, [each for each in wanted if each in {Part.CHAT8, Part.DOCQA}])
-            break
+    against_peers = [part for part in wanted if part not in _PARTS]
+    if against_peers:
+        _against_peers(results, request, prompts, against_peers)
     for part in wanted:
         if part in _PARTS:
             _PARTS[part](results, request, prompts)
 
 
 def _against_peers(results: Results, request: Request, prompts: Prompts, parts: Collection[Part]) -> None:
+    chat_sizes = serve_peers.CHATS_QUICK if request.quick else serve_peers.CHATS
+    document_sizes = serve_peers.DOCUMENT_QUICK if request.quick else serve_peers.DOCUMENT
     with contextlib.ExitStack() as stack:
         targets = [stack.enter_context(_server(request, PEER_CAPS))]
         folder = stack.enter_context(_exported(request))
@@ -138,15 +138,14 @@ def _against_peers(results: Results, request: Request, prompts: Prompts, parts: 
                 )
                 for threads in vllm_threads()
             ]
+        serve_peers.warm(targets, prompts)
         if Part.CHAT8 in parts:
-            chat_sizes = serve_peers.CHATS_QUICK if request.quick else serve_peers.CHATS
             serve_peers.chats(results, targets, prompts, sizes=chat_sizes, progress=request.progress)
         if Part.DOCQA in parts:
-            document_sizes = serve_peers.DOCUMENT_QUICK if request.quick else serve_peers.DOCUMENT
             serve_peers.document(results, targets, prompts, sizes=document_sizes, progress=request.progress)
         if Part.CHAT8 in parts and python is not None and folder is not None:
-            with serve_peers.offline_vllm(python, folder) as offline:
-                serve_peers.offline_chats(results, offline, prompts, sizes=chat_sizes, progress=request.progress)
+            offline = stack.enter_context(serve_peers.offline_vllm(python, folder))
+            serve_peers.offline_chats(results, offline, prompts, sizes=chat_sizes, progress=request.progress)
 
 
 def _noreuse(results: Results, request: Request, prompts: Prompts) -> None:
@@ -257,3 +256,4 @@ _PARTS: dict[Part, Callable[[Results, Request, Prompts], None]] = {
     Part.TURNS: _turns,
     Part.TRACE: _trace,
 }
+"""All but those that have the same contestants, whose start takes minutes."""

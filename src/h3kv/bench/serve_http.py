@@ -105,14 +105,14 @@ class Connection:
         was_open = self._streams is not None
         try:
             return await self._exchange(message)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:
             await self.close()
             if not was_open:
                 raise self._gone(error) from error
         # A server may close a connection on which nothing happens, at the moment in which a request is sent.
         try:
             return await self._exchange(message)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:
             await self.close()
             raise self._gone(error) from error
 

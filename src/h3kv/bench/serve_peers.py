@@ -72,6 +72,12 @@ def offline_vllm(python: str, folder: Path) -> Iterator[OfflineVllm]:
         yield offline
 
 
+def warm(targets: Sequence[Target], prompts: Prompts) -> None:
+    """Have each server read and answer a little: memory is touched for the first time then."""
+    for target in targets:
+        asyncio.run(all_at_once(target, prompts.unshared(2, "warm", prompt_tokens=256, answer_tokens=8)))
+
+
 def chats(
     results: Results, targets: Sequence[Target], prompts: Prompts, *, sizes: ChatSizes, progress: Progress
 ) -> None:

@@ -43,8 +43,8 @@ class TraceSizes:
 
 TURNS: Final = TurnSizes(6, 6, 600, 60, 64)
 TURNS_QUICK: Final = TurnSizes(2, 2, 60, 10, 8)
-TRACE: Final = TraceSizes(200, Scale(16, 4.0, 3072, 64), 32)
-TRACE_QUICK: Final = TraceSizes(12, Scale(64, 0.25, 512, 4), 8)
+TRACE: Final = TraceSizes(120, Scale(8, 4.0, 3072, 64), 32)
+TRACE_QUICK: Final = TraceSizes(12, Scale(8, 0.25, 1024, 4), 8)
 CAPS: Final = ("--device-kv", "1GiB", "--host-kv", "1GiB", "--store-capacity", "8GiB")
 
 

@@ -21,9 +21,9 @@ from h3kv.core.units import NS_PER_S
 MIB: Final = 1 << 20
 REPORTS: Final = 20
 """Times that progress is said."""
-CAPS: Final = (
-    *("--dtype", "fp32", "--device-kv", "32MiB", "--host-kv", "48MiB", "--window", "256"),
-    *("--store-capacity", "128MiB", "--max-context", "4096"),
+CAPS: Final = (  # a token has 3 KiB: a thousand requests fill all three
+    *("--dtype", "fp32", "--device-kv", "16MiB", "--host-kv", "16MiB", "--window", "64"),
+    *("--store-capacity", "32MiB", "--max-context", "4096"),
 )
 
 
@@ -38,8 +38,8 @@ class Sizes:
     answer_tokens: int
 
 
-FULL: Final = Sizes(100_000, 32, 24, 4)
-QUICK: Final = Sizes(400, 8, 24, 2)
+FULL: Final = Sizes(100_000, 32, 96, 4)
+QUICK: Final = Sizes(400, 8, 96, 2)
 
 
 def measure(

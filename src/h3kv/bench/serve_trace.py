@@ -4,7 +4,7 @@ Each line of the file is one request: when it came, how many tokens it had and h
 for each block of 512 prompt tokens. Equal numbers mean equal blocks, which is all that is known of the text:
 
     hash_ids   0        46       47              the same blocks in another request are the same tokens here,
-    tokens     |--512---|--512---|--rest--|      drawn from the number; scaled by 16, 512 become 32
+    tokens     |--512---|--512---|--rest--|      drawn from the number; scaled by 8, 512 become 64
 """
 
 from __future__ import annotations

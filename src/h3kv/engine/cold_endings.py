@@ -43,9 +43,19 @@ class ColdEndings:
         directory: where the segments are found.
         speeds: as measured.
         telemetry: receives what was chosen.
+        is_choosing: whether there is a choice. Otherwise all is read.
     """
 
-    def __init__(self, segments: SegmentTable, directory: Directory, speeds: Speeds, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        segments: SegmentTable,
+        directory: Directory,
+        speeds: Speeds,
+        *,
+        telemetry: Telemetry,
+        is_choosing: bool,
+    ) -> None:
+        self._is_choosing = is_choosing
         self._segments = segments
         self._directory = directory
         self._speeds = speeds
@@ -59,12 +69,13 @@ class ColdEndings:
         Called before anything is brought into memory for them.
         """
         run = list(itertools.takewhile(_is_cold, reversed(mounts)))[::-1]
+        can_choose = self._is_choosing and bool(run)
         first = len(mounts) - len(run)
         kept = mounts_to_keep(
             sum(mount.blocks for mount in mounts[:first]) * BLOCK_TOKENS,
             [self._cost(mount) for mount in run],
-            prefill=self._speeds.prefill() if run else None,
-            reading=self._speeds.reading() if run else None,
+            prefill=self._speeds.prefill() if can_choose else None,
+            reading=self._speeds.reading() if can_choose else None,
         )
         while len(mounts) > first + kept:
             self._segments.unpin(mounts.pop().segment)

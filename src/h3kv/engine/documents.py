@@ -28,8 +28,10 @@ class DocumentKv:
 
     def find(self, keys: Sequence[BlockKey]) -> list[Segment] | None:
         """Segments that hold all of these blocks; None where one is nowhere."""
-        place_of = {key: each for each in self._table.sealed() for key in each.keys}
-        if not all(key in place_of for key in keys):
+        wanted = set(keys)
+        holders = [each for each in self._table.sealed() if not wanted.isdisjoint(each.keys)]
+        place_of = {key: each for each in holders for key in each.keys}
+        if not wanted <= place_of.keys():
             return None
         return list({place_of[key].id: place_of[key] for key in keys}.values())
 
@@ -73,13 +75,21 @@ class DocumentKv:
     def erase(self, reach: Reach) -> bool:
         """Have what a document reaches gone: found by nobody from now on, zeros over it as soon as nobody reads it.
 
-        To be repeated: it goes on where it was, and finds what was sealed since.
+        Repeated, it finds what was sealed since.
 
         Returns:
-            Whether nothing is left of this document or of another one that is being erased.
+            As `go_on`.
         """
         for segment in self._reached(reach):
             self._table.withdraw(segment)
+        return self.go_on()
+
+    def go_on(self) -> bool:
+        """Give up more of what is to be erased. To be repeated.
+
+        Returns:
+            Whether nothing is left of any document that is being erased.
+        """
         free = [each for each in self._withdrawn() if each.phase is Phase.SEALED and each.pins == 0]
         here = [segment for segment in free if self._table.find(segment.id) is segment]
         for segment in here[:ERASED_AT_A_TIME]:
@@ -106,14 +116,21 @@ class DocumentKv:
         return [segment for segment in self._table.everywhere() if segment.is_withdrawn]
 
     def _reached(self, reach: Reach) -> list[Segment]:
+        """Segments that hold KV of a document. Cost: about a microsecond for each segment that there is."""
+        starts = reach.own | reach.ends
+        behind: dict[BlockKey, list[Segment]] = {}
+        waiting: list[Segment] = []
+        for segment in self._table.everywhere():
+            if segment.label is not None:
+                behind.setdefault(segment.label.parent, []).append(segment)
+                if segment.label.parent in starts or not reach.own.isdisjoint(segment.label.keys):
+                    waiting.append(segment)
         found: set[BlockKey] = set()
         reached: dict[int, Segment] = {}
-        labelled = [segment for segment in self._table.everywhere() if segment.label is not None]
-        while True:
-            before = len(found)
-            for segment in labelled:
-                assert segment.label is not None
-                if reach.covers(segment.label.parent, segment.label.keys, found):
-                    reached[segment.id] = segment
-            if len(found) == before:
-                return list(reached.values())
+        while waiting:
+            segment = waiting.pop()
+            assert segment.label is not None
+            if segment.id not in reached and reach.covers(segment.label.parent, segment.label.keys, found):
+                reached[segment.id] = segment
+                waiting += [child for key in segment.keys if key in found for child in behind.get(key, ())]
+        return list(reached.values())

@@ -46,5 +46,7 @@ class TieringConfig:
     """Part of the HOST cap that keeps single pages of the cold store for retrieval; 0: none, where nobody retrieves."""
     reads_pages_ahead: bool = True
     """Whether pages are read into it before they are asked for."""
+    recomputes: bool = False
+    """Whether what lies in the cold store alone is computed again where that is measured to be faster."""
     chunk_tokens: int = 1024
     """Chunk that a sequence begins with: what the device plan leaves room for."""

@@ -110,7 +110,9 @@ class KvPool:
         )
         self.capacity.serve_held(lambda: self.segments.held_blocks)
         self.speeds = Speeds(clock)
-        self._endings = ColdEndings(self.segments, directory, self.speeds, telemetry)
+        self._endings = ColdEndings(
+            self.segments, directory, self.speeds, telemetry=telemetry, is_choosing=self._tiering.recomputes
+        )
         config = PlacementConfig(cold is not None, host_free_blocks_min=0 if cold is None else SEGMENT_BLOCKS_MAX)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.reads = self._open_reads(host, shares, clock, telemetry)

@@ -52,7 +52,7 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     fields = file.fields
     tokens = fields.strings("tokenizer.ggml.tokens")
     special_tokens = _special_tokens(fields, tokens)
-    template = fields.get("tokenizer.chat_template")
+    template, tool_template = fields.get("tokenizer.chat_template"), fields.get("tokenizer.chat_template.tool_use")
     match model := fields.get("tokenizer.ggml.model"):
         case "gpt2":
             pipeline, adds_bos = _byte_level_pipeline(fields, tokens), _pre(fields) == "llama-bpe"
@@ -68,6 +68,7 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
         eos_ids=_eos_ids(fields, tokens),
         special_tokens=special_tokens,
         chat_template=template if isinstance(template, str) else None,
+        tool_template=tool_template if isinstance(tool_template, str) else None,
         path=file.path,
     )
 

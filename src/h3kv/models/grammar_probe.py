@@ -12,8 +12,8 @@ from typing import Final
 
 import llguidance
 
-CPU_S_MAX: Final = 2
-"""For compiling. A schema of 64 KiB with a thousand properties takes a fraction of it."""
+CPU_S_MAX: Final = 1
+"""For compiling. Most schemas of 64 KiB take a fraction of it; those of nothing but formats take nearly all."""
 
 MEMORY_BYTES_MAX: Final = 1 << 30
 """Of addresses."""

@@ -39,6 +39,10 @@ PROBE_S_MAX: Final = 30
 REASON_CHARACTERS: Final = 500
 """Of the library's reason for a refusal: messages travel in the trailers of a call, which have a bound."""
 
+_HARD_KEYWORDS: Final = ("allOf", "format", "multipleOf", "pattern", "patternProperties", "propertyNames")
+"""Those of JSON schemas that become regular expressions, whose intersections may take forever to compile. All others
+compile in time that grows with their number."""
+
 _WHITESPACE: Final = r"[ \t\r\n]{0,64}"
 """Between two tokens of JSON. With a bound, a model that writes nothing else comes to its end."""
 
@@ -135,8 +139,8 @@ class GrammarCompiler:
                 end token.
             HostMemoryError: the system has no room for the process that tries it.
 
-        Cost: 0.1 s, up to seconds at the limits; nothing where it was asked for before. Other Python code runs
-        meanwhile.
+        Cost: milliseconds for most schemas, 0.1 s for those with patterns and the like, up to seconds at the limits;
+        nothing where it was asked for before. Other Python code runs meanwhile.
         """
         try:
             size = len(text.encode())
@@ -151,7 +155,7 @@ class GrammarCompiler:
             raise RequestError(f"response_format: this model cannot follow grammars ({self._problem}); leave it out")
         grammar = _grammar(kind, text)
         with self._compiling:
-            if kind is not GrammarKind.JSON_OBJECT:
+            if kind is GrammarKind.LARK or any(f'"{keyword}"' in grammar for keyword in _HARD_KEYWORDS):
                 _probe(grammar)
             start = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
             # What the first mask needs is made here once, and not for each answer.

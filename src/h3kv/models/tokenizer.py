@@ -28,6 +28,7 @@ class Tokenizer:
         eos_ids: frozenset[int],
         special_tokens: Mapping[str, str],
         chat_template: str | None,
+        tool_template: str | None = None,
         path: str,
     ) -> None:
         """Wrap a pipeline.
@@ -37,6 +38,7 @@ class Tokenizer:
             eos_ids: tokens after which the model has nothing to say.
             special_tokens: values of `bos_token`, `eos_token` and the like.
             chat_template: Jinja source; None for a model without one.
+            tool_template: the same, for chats with tools; None where one template serves both.
             path: the file or folder it came from.
 
         Raises:
@@ -48,9 +50,12 @@ class Tokenizer:
         self.backend = backend
         self.eos_ids = eos_ids
         self.special_tokens = dict(special_tokens)
-        self.chat_template = (
-            None if chat_template is None else ChatTemplate(chat_template, special_tokens=special_tokens, path=path)
-        )
+
+        def compiled(source: str | None) -> ChatTemplate | None:
+            return None if source is None else ChatTemplate(source, special_tokens=special_tokens, path=path)
+
+        self.chat_template = compiled(chat_template)
+        self._tool_template = compiled(tool_template)
         self._path = path
         self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
         self._is_byte_level = _is_byte_level(backend, path)
@@ -95,9 +100,10 @@ class Tokenizer:
         Raises:
             RequestError: the model has no chat template, or it refuses these messages or has no place for tools.
         """
-        if self.chat_template is None:
+        template = (self._tool_template if tools else None) or self.chat_template
+        if template is None:
             raise RequestError(f"the model in {self._path} has no chat template; give it a plain prompt")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def _convert(self, token: int) -> bytes:
         if token in self._added:
@@ -145,11 +151,13 @@ def _wrapped(folder: Path, backend: tokenizers.Tokenizer) -> Tokenizer:
     eos_ids = _eos_ids(folder, "generation_config.json") | _eos_ids(folder, "config.json")
     if (eos := backend.token_to_id(special_tokens.get("eos_token", ""))) is not None:
         eos_ids |= {eos}
+    templates = _chat_templates(folder, settings)
     return Tokenizer(
         backend,
         eos_ids=eos_ids,
         special_tokens=special_tokens,
-        chat_template=_chat_template(folder, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         path=str(folder),
     )
 
@@ -172,18 +180,19 @@ def _eos_ids(folder: Path, name: str) -> frozenset[int]:
     return frozenset(token for token in values if isinstance(token, int))
 
 
-def _chat_template(folder: Path, settings: Mapping[str, object]) -> str | None:
+def _chat_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+    """Templates by their names. That of a model which has one is `default`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return {"default": path.read_text(encoding="utf-8")}
         except UnicodeDecodeError as error:
             raise ModelCorruptError(f"{path} is not UTF-8 text ({error}); fetch it again", path=str(path)) from error
     template = settings.get("chat_template")
+    named: dict[object, object] = {"default": template}
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    return {str(name): source for name, source in named.items() if isinstance(source, str)}
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer, path: str) -> bool:

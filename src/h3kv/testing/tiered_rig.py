@@ -61,6 +61,7 @@ def tiered_rig(
     on_torch: bool = False,
     clock: Clock | None = None,
     around: Callable[[PersistentStore], PersistentStore] | None = None,
+    recomputes: bool = False,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
 
@@ -78,6 +79,7 @@ def tiered_rig(
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
         clock: of the pool; the machine's where None.
+        recomputes: whether cold prefixes are computed again where that is faster.
         around: what the pool gets for its cold store; the store itself where None.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()
@@ -99,7 +101,7 @@ def tiered_rig(
             device=device,
             cold=around(cold) if around is not None and cold is not None else cold,
             index=index,
-            tiering=_tiering(page_cache_bytes),
+            tiering=_tiering(page_cache_bytes, recomputes=recomputes),
         )
         stack.callback(pool.close)
         engine = _engine(pool, model or tiny_decoder(), retrieval, fingerprint=fingerprint, telemetry=telemetry)
@@ -154,5 +156,10 @@ def _engine(
     )
 
 
-def _tiering(page_cache_bytes: int) -> TieringConfig:
-    return TieringConfig(window_tokens=WINDOW_TOKENS, page_cache_bytes=page_cache_bytes, chunk_tokens=CHUNK_TOKENS)
+def _tiering(page_cache_bytes: int, *, recomputes: bool) -> TieringConfig:
+    return TieringConfig(
+        window_tokens=WINDOW_TOKENS,
+        page_cache_bytes=page_cache_bytes,
+        recomputes=recomputes,
+        chunk_tokens=CHUNK_TOKENS,
+    )

@@ -320,3 +320,61 @@ def test_hit_that_is_lost_before_it_is_pinned_is_recomputed() -> None:
     world.directory.withdraw([gone], SegmentId(77))
     world.table.unpin(mounts[0].segment)
     world.close()
+
+
+def test_held_segment_stays_until_it_is_let_go_as_often() -> None:
+    world = World()
+    held, other = world.sealed("a", 4), world.sealed("b", 4)
+    segment = world.table.find(held)
+    assert segment is not None
+    world.table.hold(segment)
+    world.table.hold(segment)
+    assert world.table.held_blocks == 4
+    assert world.placer.evict_all() == 1
+    assert world.table.find(other) is None
+    world.table.let_go(segment)
+    assert world.placer.evict_all() == 0
+    world.table.check_integrity()
+    world.table.let_go(segment)
+    world.table.let_go(segment)
+    assert world.table.held_blocks == 0
+    world.close()
+
+
+def test_withdrawn_segment_is_found_by_nobody_and_what_continues_it_is_not_shared() -> None:
+    world = World()
+    segment = world.table.pin(world.sealed("a", 2), keys=keys("a", 2))
+    assert segment is not None
+    world.table.hold(segment)
+    world.table.withdraw(segment)
+    world.table.withdraw(segment)
+    assert world.table.held_blocks == 0
+    assert world.directory.find(keys("a", 2)) == []
+    assert world.table.pin(segment.id, keys=keys("a", 2)) is None
+    (child,) = world.table.open([1])
+    world.table.seal(child, label("b", 1), parent=segment)
+    assert world.directory.find(keys("b", 1)) == []
+    address = world.store.address(segment.home_L[0])
+    ctypes.memset(address, 7, 64)
+    world.table.check_integrity()
+    world.table.unpin(child)
+    world.table.unpin(segment)
+    assert ctypes.string_at(address, 64) == bytes(64), "its bytes lie there still"
+    assert world.table.statistics().segments == 0
+    world.close()
+
+
+def test_segment_that_continues_one_of_a_document_is_erased_as_that_is() -> None:
+    world = World()
+    parent = world.table.find(world.sealed("a", 1))
+    assert parent is not None
+    parent.is_erased = True
+    child = world.table.find(world.sealed("b", 1, parent=parent.id))
+    assert child is not None
+    assert child.is_erased
+    assert child.keys == tuple(keys("b", 1))
+    addresses = [world.store.address(child.home_L[0]), world.store.address(parent.home_L[0])]
+    for address in addresses:
+        ctypes.memset(address, 7, 64)
+    world.close()
+    assert [ctypes.string_at(address, 64) for address in addresses] == [bytes(64)] * 2

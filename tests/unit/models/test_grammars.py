@@ -149,7 +149,6 @@ def test_a_schema_as_deep_as_allowed_is_followed(compiler: GrammarCompiler) -> N
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "object", "patternProperties": {f"^a{number}.*b{number}$": {} for number in range(400)}},
         {"allOf": [{"type": "string", "pattern": f"[a-z]{{{number},}}"} for number in range(20)]},
         {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(9)]},
         {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"},
@@ -158,7 +157,7 @@ def test_a_schema_as_deep_as_allowed_is_followed(compiler: GrammarCompiler) -> N
         {"type": "object", "properties": {f"property {number}": {"type": "string"} for number in range(1500)}},
         {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
     ],
-    ids=["patterns", "intersection", "product", "repetitions", "items", "values", "properties", "cycle"],
+    ids=["intersection", "product", "repetitions", "items", "values", "properties", "cycle"],
 )
 @pytest.mark.timeout(60)
 def test_hard_schemas_are_compiled_or_refused_but_never_hang(
@@ -173,7 +172,7 @@ def test_grammars_are_kept_by_their_text(compiler: GrammarCompiler) -> None:
     assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is kept
     assert compiler.compile(GrammarKind.LARK, "start: /a/") is not kept
     for number in range(GRAMMARS_MAX):
-        compiler.compile(GrammarKind.LARK, f'start: "{number}"')
+        compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}')
     assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is not kept
 
 
@@ -182,7 +181,7 @@ def test_compiling_in_many_threads_gives_what_one_gives(compiler: GrammarCompile
 
     def compile_all() -> None:
         for number in range(30):
-            matcher = compiler.compile(GrammarKind.LARK, f'start: "{number}!"').matcher()
+            matcher = compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}').matcher()
             if allowed(matcher) != {TOKENIZER.encode(str(number)[0])[0]}:
                 failures.append(str(number))
 

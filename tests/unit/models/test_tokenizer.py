@@ -119,6 +119,23 @@ def test_chat_template_may_be_one_or_a_list(folder: Path, settings: dict[str, ob
     assert tokenizer_from_folder(folder).apply_chat([]) == TURN_END
 
 
+def test_chats_with_tools_take_the_template_for_them(folder: Path) -> None:
+    named = {"default": "plain", "tool_use": "{{ tools | length }}"}
+    settings = {"chat_template": [{"name": name, "template": source} for name, source in named.items()]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = tokenizer_from_folder(folder)
+    assert tokenizer.apply_chat(MESSAGES) == "plain"
+    assert tokenizer.apply_chat(MESSAGES, tools=[{"type": "function"}]) == "1"
+
+
+def test_gguf_may_bring_a_template_for_chats_with_tools(tmp_path: Path) -> None:
+    metadata = {"tokenizer.chat_template.tool_use": "{{ tools | length }}"}
+    write_tiny_gguf(tmp_path / "model.gguf", write_tiny_model(tmp_path / "folder"), metadata=metadata)
+    tokenizer = tokenizer_from_gguf(GgufFile(tmp_path / "model.gguf"))
+    assert tokenizer.apply_chat(MESSAGES, tools=[{"type": "function"}]) == "1"
+    assert tokenizer.apply_chat(MESSAGES) == BYTES.apply_chat(MESSAGES)
+
+
 def test_chat_template_in_its_own_file_goes_first(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
     assert tokenizer_from_folder(folder).apply_chat([{"role": "user", "content": "Hi"}]) == "Hi!"

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.strict_schema import StrictSchema
 from services.gateway.tool_calls import CallMode, CallReader, ToolUse, calls_schema, parse_calls
 
 NAMES = frozenset({"f", "g"})
@@ -29,6 +30,8 @@ CALLS = [
     ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [("f", {"a": 1})]),
     ('[TOOL_CALLS][{"name": "f", "arguments": {"a": [1]}}]', "", [("f", {"a": [1]})]),
     ('Sure. [TOOL_CALLS] [{"name": "g", "arguments": "{\\"a\\": 2}"}]', "Sure.", [("g", {"a": 2})]),
+    ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{"b": [2]}', "", [("f", {"a": 1}), ("g", {"b": [2]})]),
+    ("[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}", "", [("f", {})]),
     ('{"name": "f", "parameters": {"a": null}}', "", [("f", {"a": None})]),
     ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "", [("f", {}), ("g", {})]),
 ]
@@ -42,6 +45,8 @@ TEXTS = [
     '{"an": "object"}',
     "<tool_call>not json</tool_call>",
     "[TOOL_CALLS]" + "[" * 10_000,
+    "[TOOL_CALLS]h{}",
+    "[TOOL_CALLS]f[ARGS]{",
     '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
 ]
 
@@ -50,12 +55,12 @@ TEXTS = [
 def test_calls_are_found_however_the_model_writes_them(
     text: str, said: str, calls: list[tuple[str, dict[str, object]]]
 ) -> None:
-    assert shown(parse_calls(text, NAMES)) == (said, calls)
+    assert shown(parse_calls(text, AUTO.accepts)) == (said, calls)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_no_call_stays_text(text: str) -> None:
-    assert parse_calls(text, NAMES) == (text, [])
+    assert parse_calls(text, AUTO.accepts) == (text, [])
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -64,7 +69,7 @@ def test_a_stream_says_and_calls_what_the_whole_answer_does(text: str, size: int
     reader = CallReader(AUTO)
     said = "".join(reader.feed(text[place : place + size]) for place in range(0, len(text), size))
     rest, calls = reader.end()
-    whole, expected = parse_calls(text, NAMES)
+    whole, expected = parse_calls(text, AUTO.accepts)
     assert shown(("", calls))[1] == shown(("", expected))[1]
     assert (said + rest).strip() == whole.strip()
     if not expected:
@@ -82,6 +87,15 @@ def test_text_before_a_call_is_said_at_once() -> None:
 def test_only_as_many_calls_are_made_as_may_be() -> None:
     text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
     assert shown(ToolUse(NAMES, CallMode.AUTO, 1).read(text)) == ("", [("f", {})])
+
+
+def test_a_call_that_breaks_the_schema_of_a_strict_function_is_text() -> None:
+    schema = StrictSchema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, place="p")
+    use = ToolUse(NAMES, CallMode.AUTO, None, {"f": schema})
+    good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    bad = good.replace("1", '"1"')
+    assert shown(use.read(good)) == ("", [("f", {"a": 1})])
+    assert use.read(bad) == (bad, [])
 
 
 def test_forced_calls_are_read_without_marks() -> None:

@@ -67,7 +67,7 @@ class Ownership:
         )
 
     def release(self, holder: int, handles: Iterable[SlotHandle], *, is_erased: bool = False) -> None:
-        """A holder gives slabs back, or has them erased. Those that are not its own are passed over: they went before."""
+        """A holder gives slabs back, or has them erased. What is not its own is passed over: it went before."""
         gone: list[SlotHandle] = []
         for handle in handles:
             try:

@@ -111,7 +111,7 @@ class ColdServer:
         self._fetches: dict[int, tuple[_Fetching, int, Units]] = {}
         self._readings: dict[int, _Reading] = {}
         self._next_reading = 1
-        self._erasures: list[tuple[Client, int]] = []
+        self._erasures: list[tuple[Client, bytes]] = []
         self.refused_total = 0
         """Clients whose channel was ended because of what they wrote into it."""
         self._submissions = Submissions(store, self.ownership, memory)
@@ -253,10 +253,10 @@ class ColdServer:
             fetching.span.end()
 
     def _release(self, client: Client, record: Record) -> None:
-        handles, is_erased = records.items(record, records.HANDLE_DTYPE), record.kind is Kind.ERASE
-        self.ownership.release(client.holder, records.read_handles(handles), is_erased=is_erased)
-        if is_erased:
-            self._erasures.append((client, record.number))
+        handles = records.read_handles(records.items(record, records.HANDLE_DTYPE))
+        self.ownership.release(client.holder, handles, is_erased=record.kind is Kind.ERASE)
+        if record.kind is Kind.ERASE:
+            self._erasures.append((client, records.pack(Kind.ERASED, record.number)))
 
     def _note_slabs(self, client: Client, record: Record) -> None:
         self._submissions.note_slabs(client.holder, client.lists, record)
@@ -308,8 +308,7 @@ class ColdServer:
             body = np.array(numbers, dtype=np.uint64).tobytes()
             self._say(client, records.pack(Kind.FETCHED, 0, body, count=len(numbers)))
         while self._erasures and not self.store.erasing:
-            client, number = self._erasures.pop(0)
-            self._say(client, records.pack(Kind.ERASED, number))
+            self._say(*self._erasures.pop(0))
         return self._collect_units() or bool(ended)
 
     def _end_slab(self, completion: Completion) -> None:

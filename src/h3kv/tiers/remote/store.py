@@ -164,8 +164,10 @@ class RemoteColdStore:
         self._transfers.release(self._give_back(handles))
 
     def erase(self, handles: Sequence[SlotHandle]) -> None:
-        """See `BlockStore.erase`. The server does it. One that ended meanwhile finds its segments again when it is back,
-        and is told then to erase what nobody here knows.
+        """See `BlockStore.erase`. The server does it.
+
+        One that ended meanwhile finds the segments again when it is back: it is told then to erase what nobody here
+        knows.
         """
         theirs = self._give_back(handles)
         self._transfers.erase(theirs, blocks=sum(handle.blocks for handle in handles))

@@ -10,6 +10,7 @@ The records live here, and in files; `DocumentKeeper` does what takes time.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.reach import Reach, join
 from h3kv.core.types import BlockKey, Tier
 from h3kv.models.document_prompt import prefix_tokens
+from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
 from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry, Erasure
 from services.gpu_worker.documents_files import DocumentFiles
 from services.gpu_worker.documents_prompts import OpenPrompts
@@ -38,6 +41,8 @@ ID_BYTES: Final = 16
 FOLLOWS_MAX: Final = 64
 """Lists of documents before one that are remembered. With more, all KV of its tenant goes with it, but that of other
 documents alone."""
+
+_log = logging.getLogger(__name__)
 
 
 class Documents:
@@ -185,24 +190,20 @@ class Documents:
 
     def note_ready(self, entry: Entry) -> None:
         """A document was read. Raises StoreError."""
-        self._note(entry, State.READY, "")
+        with self._lock:
+            self.change(entry, replace(entry.record, state=State.READY, failure=""))
         entry.done_tokens, entry.prompt = entry.record.tokens, None
         self.changed.set()
 
     def note_failed(self, entry: Entry, failure: str) -> None:
         """A document cannot be read. Its record says so as far as it can be kept."""
-        with contextlib.suppress(StoreError):
-            self._note(entry, State.FAILED, failure)
-        entry.record = replace(entry.record, state=State.FAILED, failure=failure)
+        with self._lock:
+            self._remember(entry, replace(entry.record, state=State.FAILED, failure=failure))
 
     def read_again(self, entry: Entry) -> None:
         """A document's KV is nowhere any more."""
         with self._lock:
             entry.record, entry.done_tokens = replace(entry.record, state=State.READING), 0
-
-    def _note(self, entry: Entry, state: State, failure: str) -> None:
-        with self._lock:
-            self.change(entry, replace(entry.record, state=state, failure=failure))
 
     def texts(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """See `chats.DocumentTexts.texts`. Remembers which documents stood before which."""
@@ -211,7 +212,7 @@ class Documents:
             for at, entry in enumerate(entries[1:], start=1):
                 before, known = tuple(ids[:at]), entry.record.follows
                 if before not in known and len(known) <= FOLLOWS_MAX:
-                    self.change(entry, replace(entry.record, follows=(*known, before)))
+                    self._remember(entry, replace(entry.record, follows=(*known, before)))
         return [self._files.text(entry.record.id) for entry in entries]
 
     def delete(self, tenant: str, document: str) -> Erasure:
@@ -223,11 +224,14 @@ class Documents:
         """
         return self._delete(self.get(tenant, document))
 
-    def delete_over(self) -> None:
-        """Delete what has been kept as long as it should."""
+    def over(self) -> list[Entry]:
+        """Documents that have been kept as long as they should."""
         with self._lock:
-            over = [entry for entry in self._entries.values() if self._is_over(entry.record)]
-        for entry in over:
+            return [entry for entry in self._entries.values() if self._is_over(entry.record)]
+
+    def forget(self, entry: Entry) -> None:
+        """Delete one that is over. Raises StoreError; nothing happens to one that was deleted meanwhile."""
+        with contextlib.suppress(DocumentNotFoundError):
             self._delete(entry)
 
     def entries(self) -> list[Entry]:
@@ -243,8 +247,9 @@ class Documents:
     def end_erasure(self, erasure: Erasure) -> None:
         """Nothing of it is left."""
         with self._lock:
-            if self._erasures.pop(erasure.record.id, None) is not None:
+            if erasure.record.id in self._erasures:
                 self._files.end_erasure(erasure.record.id)
+                del self._erasures[erasure.record.id]
 
     def prompt(self, entry: Entry) -> tuple[int, ...]:
         """The tokens of a document's prefix."""
@@ -283,6 +288,14 @@ class Documents:
                 with contextlib.suppress(StoreError):
                     spared += self.keys(entry)
         return spared
+
+    def _remember(self, entry: Entry, record: DocumentRecord) -> None:
+        """Change a record, in this process alone where it cannot be kept: calls go on."""
+        try:
+            self.change(entry, record)
+        except StoreError as error:
+            entry.record = record
+            log_event(_log, "document_not_kept", {spans.DOCUMENT: record.id}, error=error, level=logging.WARNING)
 
     def _reach_behind(self, entry: Entry, ids: Sequence[str], root: BlockKey) -> Reach | None:
         """Where its KV is in chats that have others before it; None where one of them was deleted, and that with it."""

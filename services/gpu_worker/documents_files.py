@@ -104,20 +104,17 @@ class FolderFiles:
     """Satisfies `DocumentFiles`.
 
     Args:
-        folder: made if it is not there, for its owner alone; nobody else writes into it.
-
-    Raises:
-        StoreError: it cannot be made or written.
+        folder: made with the first document, for its owner alone; nobody else writes into it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with self._mapped("cannot make"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self) -> Kept:
         """See `DocumentFiles.load`. A record that cannot be read is set aside, and everything else served."""
         kept = Kept()
+        if not self._folder.exists():
+            return kept
         with self._mapped("cannot read"):
             names = sorted(path.name for path in self._folder.iterdir() if path.is_file())
             for name in names:
@@ -141,6 +138,7 @@ class FolderFiles:
     def add(self, record: DocumentRecord, text: str) -> None:
         """See `DocumentFiles.add`."""
         with self._mapped("cannot write"):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write(record.id + TEXT, zlib.compress(text.encode(), level=1))
             self._write(record.id + RECORD, record.pack())
 

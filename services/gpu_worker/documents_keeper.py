@@ -30,6 +30,7 @@ ERASING_S: Final = 0.02
 CALL_NS: Final = 60 * NS_PER_S
 """For the engine's thread to come to it: longer than any step."""
 
+ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class DocumentKeeper:
             Whether it is erased. Otherwise a running request reads it, or the time is over: then it is later.
         """
         for _ in range(max(int(timeout_ns / NS_PER_S / ERASING_S), 1)):
-            if self.advance(erasure):
+            if self._attempt(self.advance, erasure):
                 return True
             if not self._documents.prompts.are_closed(erasure.readers) or self._is_ending.wait(ERASING_S):
                 break
@@ -126,14 +127,24 @@ class DocumentKeeper:
         return self._engine.call(erase)
 
     def look(self) -> None:
-        """Do what is to be done now. Raises as `advance`."""
-        self._documents.delete_over()
+        """Do what is to be done now. What cannot be done says so in the log, and is tried again with the next look."""
+        for entry in self._documents.over():
+            self._attempt(self._documents.forget, entry)
         for erasure in self._documents.erasures():
-            self.advance(erasure)
+            self._attempt(self.advance, erasure)
         ready = [entry for entry in self._documents.entries() if entry.record.state is State.READY]
         if any(entry.record.is_pinned or entry.is_held for entry in ready):
-            self._hold(ready)
+            self._attempt(self._hold, ready)
         self.report()
+
+    def _attempt(self, act: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT | None:
+        """What an act gives back; None where it failed."""
+        try:
+            return act(argument)
+        except H3Error as error:
+            level = logging.ERROR if isinstance(error, StoreError) else logging.WARNING
+            log_event(_log, "documents_not_kept", error=error, level=level)
+            return None
 
     def report(self) -> None:
         """Say how many there are."""
@@ -168,9 +179,5 @@ class DocumentKeeper:
     def _run(self) -> None:
         while not self._is_ending.is_set():
             self._documents.changed.clear()
-            try:
-                self.look()
-            except H3Error as error:
-                level = logging.ERROR if isinstance(error, StoreError) else logging.WARNING
-                log_event(_log, "documents_not_kept", error=error, level=level)
+            self.look()
             self._documents.changed.wait(LOOK_S)

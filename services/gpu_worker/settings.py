@@ -24,6 +24,7 @@ from h3kv.config import (
 )
 from h3kv.core.errors import ConfigError
 from h3kv.directory.factory import MEMORY
+from h3kv.document_folder import beside_store
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.service_settings import AddressText, InstanceName, ServingSettings
 from services.gpu_worker.documents_opening import DocumentConfig
@@ -55,8 +56,8 @@ class Settings(ServingSettings):
     """Where tokens of tenants are counted: `memory`, for this process alone, or the URL of a Redis or Valkey server,
     the same as the controller's."""
     documents: PathOrNone = None
-    """Folder where documents and their texts are kept, for its owner alone; made if it is not there. Beside the cold
-    store, so that both last equally long. Nothing: in memory, until this process ends."""
+    """Folder where documents and their texts are kept, for its owner alone; made if it is not there. Nothing: beside
+    `nvme.store`, with `tiers` = `embedded`; otherwise in memory, until this process ends."""
     documents_max: Count = Field(default=DocumentConfig().documents_max, ge=1, le=100_000)
     """Documents of one tenant."""
     document_text_bytes_max: Size = Field(default=DocumentConfig().text_bytes_max, ge=1, le=7 << 20)
@@ -126,4 +127,5 @@ class Settings(ServingSettings):
     @property
     def document_config(self) -> DocumentConfig:
         """Where documents are kept, and what bounds them."""
-        return DocumentConfig(self.documents, self.documents_max, self.document_text_bytes_max, self.pinned_share_max)
+        folder = self.documents or (beside_store(self.nvme.store) if self.tiers == "embedded" else None)
+        return DocumentConfig(folder, self.documents_max, self.document_text_bytes_max, self.pinned_share_max)

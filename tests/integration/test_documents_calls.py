@@ -186,10 +186,10 @@ def test_deleted_document_is_erased_and_its_chats_compute_again(rig: Rig, mine: 
 def test_document_that_is_read_by_an_answer_is_erased_after_it(rig: Rig, mine: Client) -> None:
     made = mine.create(TEXT)
     mine.wait_until_ready(made.id)
-    answer = mine.ask("Tell me everything.", made.id, tokens=1000)
+    answer = mine.ask("Tell me everything.", made.id, tokens=400)
     next(event for event in answer if event.HasField("token"))
     assert not mine.delete(made.id)
-    assert len([event for event in answer if event.HasField("token")]) == 999, "the answer ended early"
+    assert len([event for event in answer if event.HasField("token")]) == 399, "the answer ended early"
     wait_for(lambda: not [path for path in files_of(rig) if made.id in path.name], what="the rest to be erased")
 
 
@@ -252,7 +252,7 @@ def test_documents_outlive_the_process_and_so_does_their_erasure(rig: Rig, mine:
     mine.wait_until_ready(made.id)
     mine.wait_until_ready(gone.id)
     mine.stub.EvictCold(pb.EvictColdRequest(), timeout=WAIT_S)
-    answer = mine.ask("Tell me everything.", gone.id, tokens=1000)
+    answer = mine.ask("Tell me everything.", gone.id, tokens=400)
     next(event for event in answer if event.HasField("token"))
     assert not mine.delete(gone.id)
     erasing = next(path for path in files_of(rig) if path.name == f"{gone.id}.erasing")

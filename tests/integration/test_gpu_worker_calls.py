@@ -175,7 +175,7 @@ def test_more_requests_than_allowed_are_refused_to_be_repeated(rig: Rig, stub: A
         (pb.GenerateRequest(chat=pb.Chat()), RequestError, "at least one"),
         (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="king")])), RequestError, "role"),
         (pb.GenerateRequest(tokens=pb.Tokens(ids=[1 << 20])), RequestError, "vocabulary|from 0 to 319"),
-        (pb.GenerateRequest(text="x", tenant=bytes(65)), RequestError, "tenant"),
+        (pb.GenerateRequest(text="x", tenant=pb.Tenant(salt=bytes(65))), RequestError, "tenant"),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(top_p=2)), RequestError, "top_p"),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(max_new_tokens=4000)), ContextLengthError, "2048"),
     ],

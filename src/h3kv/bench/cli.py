@@ -248,6 +248,7 @@ def serve(
             key=key,
             trace=trace,
             soak_requests=soak_requests,
+            threads=threads,
             quick=quick,
             parts=serve_group.parts_of(part or []),
         )

@@ -74,6 +74,8 @@ class Request:
     """That the server at `url` asks for."""
     trace: Path | None
     soak_requests: int | None
+    threads: int | None
+    """Of nodes that are started; None: their own default."""
     quick: bool
     parts: Collection[Part]
     """Nothing: all; of a server by its URL those that need no node of ours."""
@@ -82,6 +84,11 @@ class Request:
     def progress(self) -> Progress:
         """Who hears how far it is."""
         return self.setting.progress
+
+    def flags(self, flags: Collection[str], *, store: Path | None = None) -> list[str]:
+        """Those of `h3 up` for one node: caps and the like, its store, its threads."""
+        placed = [] if store is None else ["--store", str(store)]
+        return [*flags, *placed, *([] if self.threads is None else ["--threads", str(self.threads)])]
 
 
 OF_NODES: Final = frozenset({Part.NOREUSE})
@@ -153,9 +160,10 @@ def _noreuse(results: Results, request: Request, prompts: Prompts) -> None:
     model = request.setting.model
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(store_folder(request.setting)).absolute()
-        flags = [*sizes.on_caps, "--store", str(store)]
-        _node, tiered = stack.enter_context(node_server(model, flags, name="on"))
+        _node, tiered = stack.enter_context(node_server(model, request.flags(sizes.on_caps, store=store), name="on"))
         told = {"DEVICE__KV_BYTES": f"{sizes.off_tokens}tokens"}
+        if request.threads is not None:
+            told["RUNTIME__THREADS"] = str(request.threads)
         untiered = stack.enter_context(untiered_server(model, told, name="off"))
         serve_tiering.measure(results, [tiered, untiered], prompts, sizes=sizes, progress=request.progress)
 
@@ -187,8 +195,7 @@ def _soak(results: Results, request: Request, prompts: Prompts) -> None:
         store = stack.enter_context(store_folder(request.setting)).absolute()
         model = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-bench-"))) / "tiny"
         write_tiny_model(model, max_position_embeddings=4096)
-        flags = [*serve_soak.CAPS, "--store", str(store)]
-        node, target = stack.enter_context(node_server(str(model), flags))
+        node, target = stack.enter_context(node_server(str(model), request.flags(serve_soak.CAPS, store=store)))
         tiny = Prompts(int(str(SIZES["vocab_size"])))
         serve_soak.measure(results, target, tiny, sizes=sizes, node=node, progress=request.progress)
 
@@ -215,16 +222,18 @@ def _stored_server(request: Request) -> Iterator[Target]:
     """A node with all tiers, or the server that was named."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(store_folder(request.setting)).absolute()
-        yield stack.enter_context(_server(request, (*serve_replay.CAPS, "--store", str(store))))
+        yield stack.enter_context(_server(request, serve_replay.CAPS, store=store))
 
 
 @contextlib.contextmanager
-def _server(request: Request, flags: Collection[str], *, settings: tuple[str, ...] = ()) -> Iterator[Target]:
+def _server(
+    request: Request, flags: Collection[str], *, store: Path | None = None, settings: tuple[str, ...] = ()
+) -> Iterator[Target]:
     """A new node with these flags, or the server that was named."""
     if request.url is not None:
         yield asyncio.run(learn(Target("target", parse_address(request.url), request.setting.model, request.key)))
         return
-    with node_server(request.setting.model, list(flags), settings=settings) as (_node, target):
+    with node_server(request.setting.model, request.flags(flags, store=store), settings=settings) as (_node, target):
         yield target
 
 

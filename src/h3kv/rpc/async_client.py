@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar, cast
 import grpc
 import grpc.aio
 
-from h3kv.core.errors import PeerTimeoutError
+from h3kv.core.errors import H3Error, PeerCancelledError, PeerTimeoutError, PeerUnavailableError
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.addresses import Address, UnixAddress
 from h3kv.rpc.call_context import AUTHORIZATION, BEARER, CallContext
@@ -68,7 +68,7 @@ class AsyncPeerChannel:
         try:
             return await running
         except grpc.RpcError as error:
-            raise from_call(error, peer=str(self.address)) from error
+            raise self._error(error) from error
 
     async def stream(
         self, method: Any, request: Any, *, context: CallContext, timeout_ns: int | None = None
@@ -79,13 +79,20 @@ class AsyncPeerChannel:
             async for answer in running:
                 yield answer
         except grpc.RpcError as error:
-            raise from_call(error, peer=str(self.address)) from error
+            raise self._error(error) from error
         finally:
             running.cancel()
 
     async def close(self) -> None:
         """End the connection, and with it calls that run. Calling it again does nothing."""
         await self._channel.close()
+
+    def _error(self, error: grpc.RpcError) -> H3Error:
+        """What a call ended with. What we give up ourselves does not come here: then it was the peer, as it ended."""
+        found = from_call(error, peer=str(self.address))
+        if isinstance(found, PeerCancelledError):
+            return PeerUnavailableError(f"{self.address} ended the call as it ended itself", peer=str(self.address))
+        return found
 
     def _begin(self, method: Any, request: Any, context: CallContext, timeout_ns: int | None) -> Any:
         limit_ns = self._config.timeout_ns if timeout_ns is None else timeout_ns

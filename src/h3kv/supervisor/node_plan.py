@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from h3kv.core.errors import ConfigError
+from h3kv.document_folder import beside_store
 from h3kv.memory.work_area import HELPERS_MAX, WorkGeometry
 from h3kv.rpc.addresses import UnixAddress
 from h3kv.supervisor.child import ChildSpec
@@ -34,8 +35,6 @@ STAGES: Final = {
 }
 LOOPBACK: Final = "127.0.0.1"
 OFFLOAD_WORKERS_MAX: Final = HELPERS_MAX
-DOCUMENTS: Final = "documents"
-"""Folder in that of the cold store."""
 PACKAGE: Final = Path(__file__).parents[1]
 
 
@@ -158,15 +157,9 @@ def _links(service: Service, name: str, options: NodeOptions) -> dict[str, str]:
 
 
 def _documents(options: NodeOptions) -> dict[str, str]:
-    """Where documents are kept: beside the cold store, so that both last equally long. In memory where there is none,
-    or where it is a device: then people say where.
-    """
     store = options.settings.get(Service.NVME_IO, {}).get("STORE")
-    if store is None or Path(store).is_block_device():
-        return {}
-    place = Path(store)
-    folder = place / DOCUMENTS if place.is_dir() else place.with_name(f"{place.name}.{DOCUMENTS}")
-    return {"DOCUMENTS": str(folder)}
+    folder = beside_store(None if store is None else Path(store))
+    return {} if folder is None else {"DOCUMENTS": str(folder)}
 
 
 def _address(name: str, options: NodeOptions) -> UnixAddress:

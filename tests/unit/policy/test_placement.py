@@ -16,9 +16,7 @@ from h3kv.policy.placement import (
     RoomReported,
     SegmentAppeared,
     SegmentGone,
-    SegmentHeld,
     SegmentLeft,
-    SegmentLetGo,
     SegmentPinned,
     SegmentPlaced,
     SegmentTouched,
@@ -396,29 +394,3 @@ def test_room_that_is_needed_goes_before_what_was_asked_for() -> None:
     assert world.tell(RoomNeeded(HOST, 8), asked(1, HOST)) == (dropped(1, HOST),)
     assert world.tell(RoomNeeded(HOST, 64), asked(1, HOST)) == (), "nothing comes while someone waits"
     assert not world.state.asked
-
-
-# Held
-
-
-def test_held_segment_leaves_host_but_not_its_last_tier() -> None:
-    world = World(host=32, nvme=32)
-    world.seal(1)
-    world.tell(placed(1), SegmentHeld(SegmentId(1)))
-    world.seal(2)
-    world.tell(placed(2))
-    assert world.tell(RoomNeeded(HOST, 32)) == (dropped(1, HOST), dropped(2, HOST))
-    world.tell(RoomNeeded(HOST, 0), RoomReported(HOST, 32, 32), RoomReported(NVME, 32, 0))
-    assert world.tell(RoomNeeded(NVME, 16)) == (dropped(2, NVME),)
-    world.tell(RoomReported(NVME, 32, 16))
-    assert world.tell(RoomNeeded(NVME, 32)) == ()
-    assert world.tell(SegmentLetGo(SegmentId(1))) == (dropped(1, NVME),)
-
-
-def test_what_a_held_segment_continues_stays_too() -> None:
-    world = World(host=32, nvme=None)
-    world.seal(1)
-    world.seal(2, parent=1)
-    world.tell(SegmentHeld(SegmentId(2)))
-    assert world.tell(RoomNeeded(HOST, 16)) == ()
-    assert world.tell(SegmentLetGo(SegmentId(2))) == (dropped(2, HOST),)

@@ -155,7 +155,7 @@ def test_damaged_text_says_what_to_do(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="set documents to another folder") as caught:
-        FolderFiles(tmp_path / "file" / "documents")
+        FolderFiles(tmp_path / "file" / "documents").add(RECORD, TEXT)
     assert caught.value.path == str(tmp_path / "file" / "documents")
 
 

@@ -11,7 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from h3kv.core.errors import ContextLengthError, DocumentNotFoundError, QuotaError, RequestError, TierFullError
+from h3kv.core.errors import (
+    ContextLengthError,
+    DocumentNotFoundError,
+    QuotaError,
+    RequestError,
+    StoreError,
+    TierFullError,
+)
 from h3kv.core.types import BlockKey
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.documents import DocumentKv
@@ -31,7 +38,7 @@ from services.gpu_worker.documents_files import DocumentFiles, FolderFiles, Memo
 from services.gpu_worker.documents_keeper import DocumentEngine, DocumentKeeper
 from services.gpu_worker.documents_prompts import OpenPrompts
 from services.gpu_worker.documents_reader import DocumentReader
-from services.gpu_worker.documents_record import Owner, State
+from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, Owner, State
 from services.gpu_worker.loop import EngineLoop
 
 WAIT_S = 30.0
@@ -336,3 +343,49 @@ def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with
     assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
     assert world.cached("Something else entirely. " * 10) == 0
     assert world.found(world.documents.keys(other)), "other documents stay"
+
+
+class FullFiles(MemoryFiles):
+    """A disk that is full from some time on."""
+
+    is_full = False
+
+    def _check(self) -> None:
+        if self.is_full:
+            raise StoreError("no space is left", path="documents")
+
+    def change(self, record: DocumentRecord) -> None:
+        self._check()
+
+    def delete(self, erasure: ErasureRecord) -> None:
+        self._check()
+        super().delete(erasure)
+
+    def end_erasure(self, document: str) -> None:
+        self._check()
+
+
+def test_full_disk_refuses_what_must_be_kept_and_chats_go_on() -> None:
+    world = World(files := FullFiles())
+    entry, other, over = world.ready(), world.ready(OTHER), world.ready("Short. " * 30, ttl_s=5)
+    files.is_full = True
+    assert world.documents.texts("mine", [other.record.id, entry.record.id]) == [OTHER, TEXT]
+    assert entry.record.follows == ((other.record.id,),)
+    with pytest.raises(StoreError):
+        world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None)
+    with pytest.raises(StoreError):
+        world.documents.delete("mine", entry.record.id)
+    assert world.documents.get("mine", entry.record.id) is entry
+    world.now_s += 10
+    world.keeper.look()
+    assert over in world.documents.entries()
+    files.is_full = False
+    world.keeper.look()
+    assert world.documents.entries() == [entry, other]
+    erasure = world.documents.delete("mine", entry.record.id)
+    files.is_full = True
+    assert not world.keeper.erase(erasure, timeout_ns=0)
+    files.is_full = False
+    world.keeper.look()
+    assert world.documents.erasures() == []
+    world.close()

@@ -113,9 +113,9 @@ class FolderFiles:
     def load(self) -> Kept:
         """See `DocumentFiles.load`. A record that cannot be read is set aside, and everything else served."""
         kept = Kept()
-        if not self._folder.exists():
-            return kept
         with self._mapped("cannot read"):
+            if not self._folder.exists():
+                return kept
             names = sorted(path.name for path in self._folder.iterdir() if path.is_file())
             for name in names:
                 if name.endswith(ERASING):

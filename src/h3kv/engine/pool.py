@@ -116,17 +116,7 @@ class KvPool:
         config = PlacementConfig(cold is not None, host_free_blocks_min=0 if cold is None else SEGMENT_BLOCKS_MAX)
         self.placer = Placer(self.segments, host=host, config=config, telemetry=telemetry, clock=clock)
         self.reads = self._open_reads(host, shares, clock, telemetry)
-        self._parts = KvParts(
-            self.segments,
-            page_kernels,
-            self.stream,
-            self.pages,
-            telemetry,
-            window_blocks=self._tiering.window_tokens // BLOCK_TOKENS,
-            is_sealing=host is not None or page_kernels is native,
-            is_eager=cold is None,
-            census=self.capacity.census,
-        )
+        self._parts = self._make_parts(page_kernels, telemetry)
         if cold is not None:
             self.segments.adopt(cold.restore(self.segments.number))
             self.placer.tick()
@@ -341,6 +331,19 @@ class KvPool:
         self.placer.settle(SETTLE_NS)
         if self.reads is not None:
             self.reads.drain()
+
+    def _make_parts(self, page_kernels: PageKernels, telemetry: Telemetry) -> KvParts:
+        return KvParts(
+            self.segments,
+            page_kernels,
+            self.stream,
+            self.pages,
+            telemetry,
+            window_blocks=self._tiering.window_tokens // BLOCK_TOKENS,
+            is_sealing=isinstance(self._home, RegionStore) or page_kernels is native,
+            is_eager=self._cold is None,
+            census=self.capacity.census,
+        )
 
     def _make_window(self) -> Window | None:
         if self._device is None:

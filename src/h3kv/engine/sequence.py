@@ -171,15 +171,9 @@ class RunningSequence:
         """
         with interrupts_deferred():
             self.kv.refresh()
-        start, known = self.kv.tokens, len(self.tokens)
-        end = (
-            chunks.end(start, self.prompt_tokens)
-            if start < self.prompt_tokens
-            else min(known, chunks.end(start, known))
-        )
+        start, end = self.kv.tokens, self._chunk_end(chunks)
         self.kv.retrieval = self._retrieval if start >= self.prompt_tokens else None
-        is_last = end == known
-        assert start < end <= known, "an ended sequence was stepped"
+        is_last = end == len(self.tokens)
         began_ns = clock.now_ns()
         with interrupts_deferred():
             self.kv.prepare(end - start)
@@ -212,6 +206,13 @@ class RunningSequence:
         if choice is not None:
             events.append(self._accept(choice, ended_ns))
         return events
+
+    def _chunk_end(self, chunks: ChunkRule) -> int:
+        """Where the next chunk ends. The answer's tokens are not cut as the prompt's are."""
+        start, known = self.kv.tokens, len(self.tokens)
+        end = chunks.end(start, self.prompt_tokens if start < self.prompt_tokens else known)
+        assert start < end <= known, "an ended sequence was stepped"
+        return end
 
     def begin_token(self) -> None:
         """Make ready for the next token of the answer. `is_answering` may be false afterwards: a part was lost.

@@ -71,15 +71,13 @@ def tiered_rig(
         device_blocks, host_blocks: caps of the tiers in memory.
         io: makes the cold store's I/O engine; the shipped one where None.
         model: the tiny decoder of seed 0 where None.
-        fingerprint: of the block keys and of the store.
-        layout: of the tiny model's KV.
+        fingerprint, layout: of the tiny model's KV and of the store.
         retrieval: of the answers.
         index_segments: room of the index region, where the encoding has indexes.
         page_cache_bytes: part of HOST for single pages.
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
-        clock: of the pool; the machine's where None.
-        recomputes: whether cold prefixes are computed again where that is faster.
+        clock, recomputes: of the pool.
         around: what the pool gets for its cold store; the store itself where None.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()

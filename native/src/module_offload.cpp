@@ -53,7 +53,9 @@ class AttendCaller {
     std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
     const h3::BatchArgs args = batch_args(tuple);
     const nb::gil_scoped_release released;
-    if (caller_.helpers() == 0) return h3::attend_batch(args);
+    // Several sequences have units enough for the threads here; handing out each one's apart pays where helpers have more.
+    const auto helpers = static_cast<int>(caller_.helpers());
+    if (helpers == 0 || (args.count > 1 && helpers <= args.threads)) return h3::attend_batch(args);
     for (const h3::AttendArgs& call : h3::BatchCalls(args).calls()) caller_.attend(call, context);
   }
 

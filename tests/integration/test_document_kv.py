@@ -210,6 +210,23 @@ def test_what_a_document_had_on_disk_goes_too_where_only_its_room_was_wanted(tmp
         rig.engine.check_integrity()
 
 
+def test_document_that_is_computed_again_is_marked_again(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, host_blocks=160) as rig:
+        documents = DocumentKv(rig.pool)
+        documents.mark(reach_of(TEXT))
+        rig.answer([*TEXT, *prompt_tokens(2, 200)], max_new_tokens=1)
+        rig.answer(prompt_tokens(3, 200), max_new_tokens=1)
+        segments = documents.find(keys_of(TEXT))
+        assert segments is not None
+        assert all(segment.is_erased for segment in segments)
+        other = documents.find(keys_of(prompt_tokens(3, 200)))
+        assert other is not None
+        assert not any(segment.is_erased for segment in other)
+        erase(rig, documents, reach_of(TEXT))
+        assert not rig.segments.marked
+        rig.engine.check_integrity()
+
+
 def test_document_is_erased_in_the_store_of_another_process(tmp_path: Path) -> None:
     store = tmp_path / "store" / "store.h3"
 

@@ -36,7 +36,8 @@ class DocumentKv:
         return list({place_of[key].id: place_of[key] for key in keys}.values())
 
     def mark(self, reach: Reach) -> None:
-        """Have zeros over whatever a document reaches wherever it leaves, and over all that comes to continue it."""
+        """Have zeros over all that a document reaches wherever it leaves, also over what is sealed from now on."""
+        self._table.marked |= reach.own | reach.ends
         for segment in self._reached(reach):
             segment.is_erased = True
 
@@ -80,6 +81,7 @@ class DocumentKv:
         Returns:
             As `go_on`.
         """
+        self._table.marked -= (reach.own | reach.ends) - reach.spared
         for segment in self._reached(reach):
             self._table.withdraw(segment)
         return self.go_on()

@@ -100,6 +100,22 @@ class Segment:
         self.places += 1
         self.version += 1
 
+    def continue_from(self, parent: Segment | None, label: SegmentLabel | None, *, marked: set[BlockKey]) -> None:
+        """Say what it holds, now that it is filled, and what that makes of it.
+
+        Args:
+            parent: that it continues, if there is one. What continues a withdrawn one is shared with nobody.
+            label: of its blocks, where they may be shared.
+            marked: blocks of documents.
+        """
+        if parent is not None:
+            self.parent = parent.id
+            self.is_erased |= parent.is_erased
+            self.is_withdrawn |= parent.is_withdrawn
+        if label is not None:
+            self.is_erased |= label.parent in marked or not marked.isdisjoint(label.keys)
+        self.label = None if self.is_withdrawn else label
+
     @property
     def tiers(self) -> frozenset[Tier]:
         """Where it lies; its home counts as HOST."""

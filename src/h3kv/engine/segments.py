@@ -80,6 +80,8 @@ class SegmentTable:
         self._leaving: dict[SegmentId, Segment] = {}
         self._next_id = 1
         self._room = HomeRoom(home, layout)
+        self.marked: set[BlockKey] = set()
+        """Blocks of documents: whatever holds or continues one is erased wherever it leaves."""
         self.held_blocks = 0
         """Of segments that documents hold, wherever they lie."""
         self._forget_pages: Callable[[SegmentId], None] = lambda _: None
@@ -192,11 +194,7 @@ class SegmentTable:
         assert segment.phase is Phase.OPEN, f"segment {segment.id} is {segment.phase.name}"
         assert label is None or 1 <= len(label.keys) <= segment.room_blocks
         assert segment.home_L is not None
-        if parent is not None:
-            segment.parent = parent.id
-            segment.is_erased |= parent.is_erased
-            segment.is_withdrawn |= parent.is_withdrawn
-        segment.label = None if segment.is_withdrawn else label
+        segment.continue_from(parent, label, marked=self.marked)
         segment.phase = Phase.SEALING
         segment.moves_in_flight = len(segment.home_L)
         moves = [Move(SlabKey(segment.id, layer), handle, None, label) for layer, handle in enumerate(segment.home_L)]

@@ -156,18 +156,14 @@ class RunningSequence:
         Tokens whose KV was lost are read again like a prompt, those of the answer included.
 
         Args:
-            model: computes.
-            clock: for statistics.
-            chunks: how what is known is cut.
-            device: where the model lies.
+            model, clock, chunks, device: as of the engine.
             on_read: called when the chunk was computed, with its first position, its tokens and the ns that it took.
 
         Yields:
             Where others may take their turn. Left there, the chunk was never begun.
 
         Raises:
-            SlabCorruptError, SlabUnavailableError: a part of the KV cannot be read. The chunk may be read again once
-                that part is given up.
+            SlabCorruptError, SlabUnavailableError: the chunk may be read again once what cannot be read is given up.
         """
         with interrupts_deferred():
             self.kv.refresh()

@@ -77,8 +77,7 @@ def tiered_rig(
         page_cache_bytes: part of HOST for single pages.
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
-        clock, recomputes: of the pool.
-        around: what the pool gets for its cold store; the store itself where None.
+        clock, around, recomputes: of the pool, and what it gets for its cold store.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()
     with contextlib.ExitStack() as stack:

@@ -24,6 +24,7 @@ class StepSpans:
         self._read_tokens: int | None = None
         self._steps = 0
         self._span: Span | None = None
+        self._is_reading = False
 
     def begin(self, *, is_prefill: bool, sequences: int) -> TraceContext | None:
         """The context for what happens inside the step; None where that is not traced.
@@ -36,17 +37,20 @@ class StepSpans:
             return None
         if is_prefill:
             self._span = self._span or self._tracer.begin(spans.PREFILL, parent=self._parent)
-        elif self._tracer.traces_step(self._steps, self._parent):
+            self._is_reading = True
+            return self._span.context
+        self.close()
+        if self._tracer.traces_step(self._steps, self._parent):
             step = {spans.STEP: self._steps, spans.SEQUENCES: sequences}
             self._span = self._tracer.begin(spans.DECODE_STEP, parent=self._parent, attributes=step)
         return None if self._span is None else self._span.context
 
     def end(self, events: Sequence[Event]) -> None:
-        """Take notice of what the step gave: nothing where it goes on, or has to be taken again."""
-        if not events:
+        """Take notice of what the step gave: nothing where a chunk goes on, or a token has to be taken again."""
+        if self._is_reading and not events:
             return
         progress = next((event for event in events if isinstance(event, PrefillProgress)), None)
-        span, self._span = self._span, None
+        span, self._span, self._is_reading = self._span, None, False
         if progress is not None:
             before = progress.cached_tokens if self._read_tokens is None else self._read_tokens
             self._read_tokens = progress.done_tokens
@@ -62,6 +66,7 @@ class StepSpans:
 
     def close(self) -> None:
         """The request has ended, and a step of it may not have."""
+        self._is_reading = False
         if self._span is not None:
             self._span.end()
             self._span = None

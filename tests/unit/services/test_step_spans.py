@@ -49,7 +49,7 @@ def run(
     tracer = ListedTracer()
     each, traced = StepSpans(tracer, parent), []
     for is_prefill, events in steps:
-        traced.append(each.begin(is_prefill=is_prefill) is not None)
+        traced.append(each.begin(is_prefill=is_prefill, sequences=1) is not None)
         each.end(events)
     return tracer.ended, traced
 
@@ -88,3 +88,21 @@ def test_step_that_fails_says_so() -> None:
 def test_chunk_that_computes_lost_tokens_again_counts_no_less_than_none() -> None:
     ended, _ = run([(True, [PrefillProgress(ID, done, 0, 300)]) for done in (256, 128)])
     assert [attributes for _, attributes in ended] == [{spans.TOKENS: 256}, {spans.TOKENS: 0}]
+
+
+def test_chunk_that_takes_several_turns_has_one_span() -> None:
+    progress = PrefillProgress(ID, 300, 0, 300)
+    ended, traced = run([(True, []), (True, []), (True, [progress, TOKEN])])
+    assert ended == [(spans.PREFILL, {spans.TOKENS: 300})]
+    assert traced == [True] * 3
+
+
+def test_request_that_ends_within_a_chunk_leaves_no_span_open() -> None:
+    tracer = ListedTracer()
+    each = StepSpans(tracer, PARENT)
+    each.begin(is_prefill=True, sequences=1)
+    each.end([])
+    assert tracer.ended == []
+    each.close()
+    each.close()
+    assert tracer.ended == [(spans.PREFILL, {})]

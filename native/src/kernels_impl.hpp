@@ -320,10 +320,13 @@ inline void rms_norm(const float* x, const float* weight, float* out, int count,
   for (int i = 0; i < count; i += kLanes) store(out + i, mul(mul(load(x + i), inverse), load(weight + i)));
 }
 
-// Dot products of one weight row with T activation rows. Rows are read one after the other: a straight line through
-// memory. Two chains of sums for any T, so that a token's result does not depend on how many come with it.
+// How far before they are multiplied weights are fetched, where the arithmetic of several tokens would hold fetching up.
+constexpr int kAheadBytes = 4096;
+
+// Dot products of one weight row with T activation rows, in lanes. Rows are read one after the other: a straight line
+// through memory. Two chains of sums for any T, so that a token's result does not depend on how many come with it.
 template <class E, int T>
-inline void dot_row(const char* weight, const char* x, int x_stride, int count, float* sums) {
+inline void dot_row(const char* weight, const char* x, int x_stride, int count, Vec* sums) {
   Vec even[T], odd[T];
   for (int t = 0; t < T; ++t) even[t] = odd[t] = zero();
   const int vectors = count / kLanes / E::kPack;
@@ -331,6 +334,8 @@ inline void dot_row(const char* weight, const char* x, int x_stride, int count, 
   for (; i + 2 <= vectors; i += 2) {
     const typename E::Operand w0 = E::load(weight + i * E::kVectorBytes);
     const typename E::Operand w1 = E::load(weight + (i + 1) * E::kVectorBytes);
+    if constexpr (T > 1)
+      for (int n = 0; n < 2 * E::kVectorBytes; n += 64) prefetch(weight + i * E::kVectorBytes + kAheadBytes + n);
     for (int t = 0; t < T; ++t) {
       even[t] = E::multiply_add(even[t], w0, E::activation(x + t * x_stride + i * 64));
       odd[t] = E::multiply_add(odd[t], w1, E::activation(x + t * x_stride + (i + 1) * 64));
@@ -340,7 +345,7 @@ inline void dot_row(const char* weight, const char* x, int x_stride, int count, 
     const typename E::Operand w = E::load(weight + i * E::kVectorBytes);
     for (int t = 0; t < T; ++t) even[t] = E::multiply_add(even[t], w, E::activation(x + t * x_stride + i * 64));
   }
-  for (int t = 0; t < T; ++t) sums[t] = sum_lanes(add(even[t], odd[t]));
+  for (int t = 0; t < T; ++t) sums[t] = add(even[t], odd[t]);
 }
 
 template <class E>
@@ -365,31 +370,45 @@ inline void put(void* p, DType dtype, std::int64_t i, float value) {
 
 constexpr int kCachedRows = 8;  // output rows whose weights are read again from cache, for the next tile of activations
 
-// Sums of one weight row, bias included.
+// Weight rows whose sums are taken together: as many as make up eight, or one.
+template <int T>
+constexpr int kRowsTogether = T > 4 ? 1 : 8 / T;
+
+// Sums of some weight rows with T tokens each, bias included: [rows][T].
 template <class E, int T>
-inline void product_row(const LinearArgs& a, const void* x, int x_stride, int row, float* sums) {
+inline void product_rows(const LinearArgs& a, const void* x, int x_stride, int row, int rows, float* sums) {
   const std::int64_t row_bytes = static_cast<std::int64_t>(a.in_features) * size_bytes(a.dtype);
-  dot_row<WithActivation<E>, T>(static_cast<const char*>(a.weight) + row * row_bytes, static_cast<const char*>(x),
-                                x_stride, a.in_features, sums);
+  Vec lanes[8];
+  for (int r = 0; r < rows; ++r)
+    dot_row<WithActivation<E>, T>(static_cast<const char*>(a.weight) + (row + r) * row_bytes, static_cast<const char*>(x),
+                                  x_stride, a.in_features, lanes + r * T);
+  for (int i = rows * T; i < 8; ++i) lanes[i] = zero();
+  sum_lanes_of_8(lanes, sums);
   if (a.bias == nullptr) return;
-  const float bias = value_at(a.bias, a.dtype, row);
-  for (int t = 0; t < T; ++t) sums[t] += bias;
+  for (int r = 0; r < rows; ++r) {
+    const float bias = value_at(a.bias, a.dtype, row + r);
+    for (int t = 0; t < T; ++t) sums[r * T + t] += bias;
+  }
 }
 
 template <class E, int T>
 inline void linear_tokens(const LinearArgs& a, const void* x, int x_stride, int first, int last) {
   const DType out_dtype = a.out_fp32 ? DType::kFp32 : a.dtype;
-  for (int row = first; row < last; ++row) {
-    float sums[T];
-    product_row<E, T>(a, x, x_stride, row, sums);
+  for (int row = first; row < last; row += kRowsTogether<T>) {
+    const int rows = last - row < kRowsTogether<T> ? last - row : kRowsTogether<T>;
+    float sums[8];
+    product_rows<E, T>(a, x, x_stride, row, rows, sums);
     if (a.gated) {
-      float ups[T];
-      product_row<E, T>(a, x, x_stride, row + a.out_features, ups);
-      for (int t = 0; t < T; ++t) sums[t] = sums[t] / (1.0f + expf(-sums[t])) * ups[t];
+      float ups[8];
+      product_rows<E, T>(a, x, x_stride, row + a.out_features, rows, ups);
+      for (int i = 0; i < rows * T; ++i) sums[i] = sums[i] / (1.0f + expf(-sums[i])) * ups[i];
     }
     for (int t = 0; t < T; ++t) {
-      const std::int64_t at = static_cast<std::int64_t>(t) * a.out_features + row;
-      put(a.out, out_dtype, at, a.residual == nullptr ? sums[t] : sums[t] + value_at(a.residual, a.dtype, at));
+      for (int r = 0; r < rows; ++r) {
+        const std::int64_t at = static_cast<std::int64_t>(t) * a.out_features + row + r;
+        const float sum = sums[r * T + t];
+        put(a.out, out_dtype, at, a.residual == nullptr ? sum : sum + value_at(a.residual, a.dtype, at));
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "h3/linear.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "h3/dispatch.hpp"
@@ -9,6 +10,7 @@
 namespace h3 {
 namespace {
 
+constexpr std::size_t kLineFloats = 16;
 constexpr int kUnitRows = 16;  // output rows that a thread takes at least
 
 // Activations as the kernels want them: normalised if asked, then fp32 or pairs of bf16.
@@ -18,16 +20,19 @@ class Activations {
     const auto count = static_cast<std::size_t>(a.in_features);
     wide_.resize(count);
     weight_.resize(count);
-    packed_.resize(count * static_cast<std::size_t>(a.tokens));
+    packed_.resize(count * static_cast<std::size_t>(a.tokens) + kLineFloats);
+    // Whole cache lines: a vector that lies across two costs as much as two.
+    const auto past = reinterpret_cast<std::uintptr_t>(packed_.data()) / sizeof(float) % kLineFloats;
+    float* const packed = packed_.data() + (kLineFloats - past) % kLineFloats;
     if (a.norm != nullptr) to_fp32(a.norm, a.dtype, weight_.data(), a.in_features);
     for (int t = 0; t < a.tokens; ++t) {
       const auto offset = static_cast<std::int64_t>(t) * a.in_features;
       to_fp32(static_cast<const char*>(a.x) + offset * size_bytes(a.dtype), a.dtype, wide_.data(), a.in_features);
       if (a.norm != nullptr) kernels().rms_norm(wide_.data(), weight_.data(), wide_.data(), a.in_features, a.eps);
-      kernels().pack_rows[static_cast<int>(a.dtype)](wide_.data(), packed_.data() + t * stride_floats(a),
+      kernels().pack_rows[static_cast<int>(a.dtype)](wide_.data(), packed + t * stride_floats(a),
                                                      a.in_features);
     }
-    return packed_.data();
+    return packed;
   }
 
   static std::int64_t stride_floats(const LinearArgs& a) { return a.in_features / pack(a.dtype); }

@@ -36,6 +36,9 @@ inline float sum_lanes(Vec a) {
   t = _mm_add_ps(t, _mm_movehl_ps(t, t));
   return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
 }
+inline void sum_lanes_of_8(const Vec* v, float* sums) {
+  for (int i = 0; i < 8; ++i) sums[i] = sum_lanes(v[i]);
+}
 inline float max_lanes(Vec a) {
   const __m256 s = _mm256_max_ps(a.lo, a.hi);
   __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));

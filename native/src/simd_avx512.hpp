@@ -21,6 +21,24 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline float sum_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
+// sum_lanes of each, with the same pairs added in the same order: neighbours meet in one vector on the way down.
+inline void sum_lanes_of_8(const Vec* v, float* sums) {
+  Vec quarter[2];
+  for (int i = 0; i < 2; ++i) {
+    const Vec* const a = v + 4 * i;
+    const Vec ab = add(_mm512_shuffle_f32x4(a[0], a[1], 0x44), _mm512_shuffle_f32x4(a[0], a[1], 0xee));
+    const Vec cd = add(_mm512_shuffle_f32x4(a[2], a[3], 0x44), _mm512_shuffle_f32x4(a[2], a[3], 0xee));
+    quarter[i] = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  const __m512d low = _mm512_castps_pd(quarter[0]), high = _mm512_castps_pd(quarter[1]);
+  const Vec pairs = add(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  alignas(64) float all[16];
+  _mm512_store_ps(all, add(pairs, _mm512_permute_ps(pairs, 0xb1)));
+  for (int i = 0; i < 4; ++i) {
+    sums[i] = all[4 * i];
+    sums[4 + i] = all[4 * i + 2];
+  }
+}
 inline float max_lanes(Vec a) { return _mm512_reduce_max_ps(a); }
 
 inline Bits lanes_below(int n) { return static_cast<Bits>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }

@@ -39,6 +39,9 @@ inline float sum_lanes(Vec a) {
     for (int i = 0; i < width; ++i) a.x[i] += a.x[i + width];
   return a.x[0];
 }
+inline void sum_lanes_of_8(const Vec* v, float* sums) {
+  for (int i = 0; i < 8; ++i) sums[i] = sum_lanes(v[i]);
+}
 inline float max_lanes(const Vec& a) {
   float best = a.x[0];
   for (int i = 1; i < 16; ++i) best = a.x[i] > best ? a.x[i] : best;

@@ -8,19 +8,24 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StringConstraints
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
-from services.gateway.bodies import TOKENS_MAX, Body, DocumentId, Name
+from h3kv.core.client_limits import CHAT_DOCUMENTS_MAX, LOGPROBS_MAX
+from services.gateway.bodies import TOKENS_MAX, Body, DocumentId, Name, few
 from services.gateway.json_text import read_json, write_json
-from services.gateway.openai import CHAT, LOGPROBS_MAX, AnswerBody, AnswerKind
+from services.gateway.openai import CHAT, AnswerBody, AnswerKind, Asked
 from services.gateway.problems import FieldError
 from services.gateway.strict_schema import StrictSchema
 from services.gateway.tool_calls import CallMode, ToolUse, arguments_schema, calls_schema
 
 TOOLS_MAX: Final = 128
-DOCUMENTS_MAX: Final = 64
+MESSAGES_MAX: Final = 4096
+"""Of one chat, and parts of one message."""
 
 Key = Annotated[str, StringConstraints(max_length=64)]
 Text = Annotated[str, StringConstraints(max_length=512)]
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
+DocumentIds = Annotated[list[DocumentId], Field(max_length=CHAT_DOCUMENTS_MAX, fail_fast=True)]
 
 
 class TextPart(Body):
@@ -51,12 +56,12 @@ class MadeCall(Body):
 class Message(Body):
     """One message of a chat."""
 
-    NEUTRAL: ClassVar[Mapping[str, object]] = {"annotations": []}
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],)}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MESSAGES_MAX, fail_fast=True)] | None = None
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
-    tool_calls: Annotated[list[MadeCall], Field(max_length=TOOLS_MAX)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     tool_call_id: CallId | None = None
 
     def message(self, place: str) -> pb.ChatMessage:
@@ -96,6 +101,9 @@ class Message(Body):
             for index, call in enumerate(self.tool_calls)
         ]
         return write_json(calls)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)]
 
 
 class FunctionSpec(Body):
@@ -147,19 +155,28 @@ class ResponseFormat(Body):
 class ChatBody(AnswerBody):
     """Of `POST /v1/chat/completions`."""
 
-    NEUTRAL: ClassVar[Mapping[str, object]] = {"store": False, "service_tier": "auto", "modalities": ["text"]}
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **AnswerBody.NEUTRAL,
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "modalities": (["text"],),
+        "tools": ([],),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template_kwargs": ({},),
+    }
     kind: ClassVar[AnswerKind] = CHAT
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool = True
-    document_ids: Annotated[list[DocumentId], Field(max_length=DOCUMENTS_MAX)] | None = None
-    metadata: Annotated[dict[Key, Text], Field(max_length=16)] | None = None
+    document_ids: DocumentIds | None = None
+    metadata: Annotated[dict[Key, Text], few(16)] | None = None
     """Changes nothing: no answers are stored."""
     safety_identifier: str | None = None
     """Changes nothing, as `user`."""
@@ -174,13 +191,13 @@ class ChatBody(AnswerBody):
     def tool_use(self) -> ToolUse | None:
         """What may be called, and whether something must be; None: nothing may. Raises FieldError."""
         if self.tools is None:
-            if self.tool_choice is not None:
+            if self.tool_choice is not None and self.tool_choice != "none":
                 raise FieldError("tool_choice: there are no tools to choose from: give tools", param="tool_choice")
             return None
         names = [tool.function.name for tool in self.tools]
-        for name in names:
-            if names.count(name) > 1:
-                raise FieldError(f"tools: two of them are called {name}: rename one", param="tools")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FieldError(f"tools: two of them are called {twice}: rename one", param="tools")
         limit = None if self.parallel_tool_calls else 1
         match self.tool_choice:
             case "none":
@@ -194,20 +211,17 @@ class ChatBody(AnswerBody):
             case _:
                 return ToolUse(frozenset(names), CallMode.AUTO, limit, self._strict_schemas())
 
-    def requests(self, tenant: pb.Tenant) -> list[list[pb.GenerateRequest]]:
-        """The same for gpu_worker, which applies the model's template: one prompt, one request for each choice."""
+    def asked(self, tenant: pb.Tenant) -> Asked:
+        """The same for gpu_worker, which applies the model's template to the one prompt."""
         self.check()
         use, chat = self.tool_use(), self._chat()
         if use is not None and self.tools is not None:
             chat.tools_json = _written([_tool_fields(tool) for tool in self.tools], "tools")
-        choices = self.sampling(max_tokens=self._length(), logprobs=self._logprobs())
+        sampling = self.sampling(max_tokens=self._length(), logprobs=self._logprobs())
         grammar = self._grammar(use)
-        requests = []
-        for sampling in choices:
-            if grammar is not None:
-                sampling.grammar.CopyFrom(grammar)
-            requests.append(pb.GenerateRequest(chat=chat, sampling=sampling, tenant=tenant))
-        return [requests]
+        if grammar is not None:
+            sampling.grammar.CopyFrom(grammar)
+        return Asked([pb.GenerateRequest(chat=chat, tenant=tenant)], sampling, choices=self.n)
 
     def _chat(self) -> pb.Chat:
         return chat_of(self.messages, self.document_ids or [])

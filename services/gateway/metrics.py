@@ -21,6 +21,8 @@ from services.gateway.problems import GONE, error_response
 
 CALL: Final = "h3.call"
 """Where the scope of a request holds its `CallContext`."""
+TENANT: Final = "h3.tenant"
+"""Where it holds the name of who asks, once that is known."""
 ID: Final = "{id}"
 """End of a route whose paths end with an id."""
 OTHER: Final = "other"
@@ -37,13 +39,23 @@ class RequestMeter:
         page: receives counts.
         routes: paths that are served; `/v1/models/{id}` stands for all that begin like it.
         requests_max: at a time; further ones are refused.
+        free: paths that do not count among these: those who watch the node see it under load as well.
     """
 
-    def __init__(self, app: ASGIApp, *, page: MetricsPage, routes: frozenset[str], requests_max: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        page: MetricsPage,
+        routes: frozenset[str],
+        requests_max: int,
+        free: frozenset[str] = frozenset(),
+    ) -> None:
         self._app = app
         self._page = page
         self._routes = routes
         self._requests_max = requests_max
+        self._free = free
         self._in_flight = 0
         page.gauge(names.HTTP_IN_FLIGHT, 0)
 
@@ -62,9 +74,11 @@ class RequestMeter:
                 message["headers"] = [*message["headers"], (REQUEST_ID.encode(), call.request_id.encode())]
             await send(message)
 
-        self._change(1)
+        counted = int(scope["path"] not in self._free)
+        self._change(counted)
         try:
-            app = self._app if self._in_flight <= self._requests_max else self._refusal()
+            is_fine = not counted or self._in_flight <= self._requests_max
+            app = self._app if is_fine else self._refusal()
             await app(scope, receive, send_named)
         except asyncio.CancelledError:
             # Only the end of the process cancels requests. An answer that has begun is cut off.
@@ -73,8 +87,8 @@ class RequestMeter:
                 ending = PeerCancelledError("the gateway ends", peer=Service.GATEWAY)
                 await error_response(ending)(scope, receive, send_named)
         finally:
-            self._change(-1)
-            self._report(scope["path"], status, time.monotonic_ns() - began_ns, call)
+            self._change(-counted)
+            self._report(scope, status, time.monotonic_ns() - began_ns)
 
     def _change(self, by: int) -> None:
         self._in_flight += by
@@ -91,14 +105,16 @@ class RequestMeter:
         begins = (route for route in self._routes if route.endswith(ID) and path.startswith(route.removesuffix(ID)))
         return next(begins, OTHER)
 
-    def _report(self, path: str, status: int, duration_ns: int, call: CallContext) -> None:
+    def _report(self, scope: Scope, status: int, duration_ns: int) -> None:
+        path = scope["path"]
         route = self._route(path)
         self._page.count(names.HTTP_REQUESTS, route=route, status=str(status))
         self._page.observe(names.HTTP_DURATION, duration_ns / NS_PER_S, route=route)
         ended: Attributes = {
-            spans.REQUEST_ID: call.request_id,
+            spans.REQUEST_ID: call_of(scope).request_id,
             spans.OUTCOME: str(status),
             spans.DURATION_NS: duration_ns,
+            **({spans.TENANT: scope[TENANT]} if scope.get(TENANT) else {}),
         }
         level = logging.INFO if path.startswith("/v1/") else logging.DEBUG
         log_event(_log, "request_ended", ended, level=level)

@@ -10,16 +10,18 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field, StringConstraints
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
-from services.gateway.bodies import SEED_MAX, TOKENS_MAX, Body, Ids, TokenId
+from h3kv.core.client_limits import LOGPROBS_MAX, SEED_MAX
+from services.gateway.bodies import TOKENS_MAX, Body, Ids, TokenId, few
 from services.gateway.problems import FieldError
 
 COMPLETION_TOKENS: Final = 16
 """Length of a completion that names none, as in OpenAI's API. A chat has the node's default."""
 CHOICES_MAX: Final = 16
 """Answers to one prompt."""
+BIASES_MAX: Final = 1024
+"""Tokens whose scores one request changes."""
 PROMPTS_MAX: Final = 64
 """Prompts of one request."""
-LOGPROBS_MAX: Final = 20
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -38,6 +40,30 @@ class AnswerKind:
     """What a piece of a stream is called."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What gpu_worker is asked for. Each prompt is there once, however many answers there are to be."""
+
+    prompts: Sequence[pb.GenerateRequest]
+    """Each without its sampling. At least one."""
+    sampling: pb.Sampling
+    """Of the first choice of each prompt."""
+    choices: int
+    """Answers to each prompt."""
+
+    @property
+    def count(self) -> int:
+        """Answers to all of them. They are numbered prompt by prompt."""
+        return len(self.prompts) * self.choices
+
+    def sampling_of(self, place: int) -> pb.Sampling:
+        """Of one choice of a prompt: all differ in their seeds alone."""
+        sampling = pb.Sampling()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = (self.sampling.seed + place) % (SEED_MAX + 1)
+        return sampling
+
+
 COMPLETION: Final = AnswerKind("cmpl", "text_completion", "text_completion")
 CHAT: Final = AnswerKind("chatcmpl", "chat.completion", "chat.completion.chunk")
 
@@ -45,7 +71,10 @@ CHAT: Final = AnswerKind("chatcmpl", "chat.completion", "chat.completion.chunk")
 class StreamOptions(Body):
     """What a stream says besides the text."""
 
-    NEUTRAL: ClassVar[Mapping[str, object]] = {"include_obfuscation": False}
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "include_obfuscation": (False,),
+        "continuous_usage_stats": (False,),
+    }
 
     include_usage: bool = False
     """Whether a last chunk without text carries the usage."""
@@ -54,6 +83,15 @@ class StreamOptions(Body):
 class AnswerBody(Body):
     """What both kinds of requests have."""
 
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "top_k": (-1, 0),
+        "min_tokens": (0,),
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "include_stop_str_in_output": (False,),
+        "skip_special_tokens": (False,),
+        "spaces_between_special_tokens": (True, False),
+    }
     kind: ClassVar[AnswerKind]
 
     model: str
@@ -64,13 +102,13 @@ class AnswerBody(Body):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=0, le=SEED_MAX)] | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] = 1
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     ignore_eos: bool = False
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    logit_bias: Annotated[dict[TokenText, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[TokenText, Bias], few(BIASES_MAX)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -88,8 +126,8 @@ class AnswerBody(Body):
                 "stream_options: only a stream has them: set stream to true, or leave them out", param="stream_options"
             )
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> list[pb.Sampling]:
-        """How to choose the tokens of each choice. Without a seed, one is drawn: equal requests then differ.
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> pb.Sampling:
+        """How to choose the tokens of the first choice. Without a seed, one is drawn: equal requests then differ.
 
         Args:
             max_tokens: length of the answer; None: the node's default.
@@ -97,7 +135,7 @@ class AnswerBody(Body):
         """
         stops = [self.stop] if isinstance(self.stop, str) else (self.stop or [])
         seed = secrets.randbelow(SEED_MAX) if self.seed is None else self.seed
-        first = pb.Sampling(
+        return pb.Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k,
@@ -113,13 +151,6 @@ class AnswerBody(Body):
             logit_bias=self._biases(),
             logprobs=logprobs,
         )
-        choices = [first]
-        for place in range(1, self.n):
-            other = pb.Sampling()
-            other.CopyFrom(first)
-            other.seed = (seed + place) % (SEED_MAX + 1)
-            choices.append(other)
-        return choices
 
     def _biases(self) -> dict[int, float]:
         biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
@@ -131,14 +162,19 @@ class AnswerBody(Body):
 class CompletionBody(AnswerBody):
     """Of `POST /v1/completions`."""
 
-    NEUTRAL: ClassVar[Mapping[str, object]] = {"echo": False, "best_of": 1, "suffix": ""}
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **AnswerBody.NEUTRAL,
+        "echo": (False,),
+        "best_of": (1,),
+        "suffix": ("",),
+    }
     kind: ClassVar[AnswerKind] = COMPLETION
 
     prompt: (
         str
         | Ids
-        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=PROMPTS_MAX)]
+        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=PROMPTS_MAX, fail_fast=True)]
     )
     logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
 
@@ -147,14 +183,12 @@ class CompletionBody(AnswerBody):
         """Whether the answer says how likely its tokens were."""
         return self.logprobs is not None
 
-    def requests(self, tenant: pb.Tenant) -> list[list[pb.GenerateRequest]]:
-        """The same for gpu_worker: for each prompt, one request for each choice."""
+    def asked(self, tenant: pb.Tenant) -> Asked:
+        """The same for gpu_worker."""
         self.check()
         length = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        choices = self.sampling(max_tokens=length, logprobs=self.logprobs)
-        return [
-            [_asking(prompt, sampling=sampling, tenant=tenant) for sampling in choices] for prompt in self._prompts()
-        ]
+        sampling = self.sampling(max_tokens=length, logprobs=self.logprobs)
+        return Asked([_asking(prompt, tenant) for prompt in self._prompts()], sampling, choices=self.n)
 
     def _prompts(self) -> Sequence[str | Sequence[int]]:
         if isinstance(self.prompt, str):
@@ -164,7 +198,7 @@ class CompletionBody(AnswerBody):
         return texts or many or [[each for each in self.prompt if isinstance(each, int)]]
 
 
-def _asking(prompt: str | Sequence[int], *, sampling: pb.Sampling, tenant: pb.Tenant) -> pb.GenerateRequest:
+def _asking(prompt: str | Sequence[int], tenant: pb.Tenant) -> pb.GenerateRequest:
     if isinstance(prompt, str):
-        return pb.GenerateRequest(text=prompt, sampling=sampling, tenant=tenant)
-    return pb.GenerateRequest(tokens=pb.Tokens(ids=prompt), sampling=sampling, tenant=tenant)
+        return pb.GenerateRequest(text=prompt, tenant=tenant)
+    return pb.GenerateRequest(tokens=pb.Tokens(ids=prompt), tenant=tenant)

@@ -3,7 +3,7 @@
 {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": "request"}}
 
 error                        status                                   Retry-After
-INVALID_ARGUMENT             400; 413 where something is too large
+RequestError                 400; 408 too late, 413 too large, 415 no JSON
 TierFullError                400: more than ever fits
 UNAUTHENTICATED              401, with WWW-Authenticate
 NOT_FOUND                    404
@@ -13,11 +13,15 @@ UNAVAILABLE, ABORTED         503                                      1
 CANCELLED                    503
 DEADLINE_EXCEEDED            504
 all others                   500
+
+Only what is the client's affair goes out in its own words: other messages name files, settings and processes.
 """
 
 from __future__ import annotations
 
 import re
+import reprlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -27,8 +31,10 @@ from h3kv.core.error_codes import Code, Retry
 from h3kv.core.errors import (
     ApiKeyError,
     ContextLengthError,
+    DocumentNotFoundError,
     H3Error,
     MessageSizeError,
+    ModelNotFoundError,
     PeerBusyError,
     PeerCancelledError,
     PeerError,
@@ -38,7 +44,7 @@ from h3kv.core.errors import (
     RequestError,
     TierFullError,
 )
-from services.gateway.bodies import Body
+from services.gateway.bodies import UNKNOWN, Body
 
 RETRY_AFTER_S: Final = 1
 """A process that died is back in a second or two, and room comes with every answer that ends."""
@@ -46,7 +52,6 @@ GONE: Final = 499
 """The client went away: nobody reads this, metrics count it."""
 
 _STATUS: Final = {
-    Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
     Code.NOT_FOUND: 404,
     Code.UNAVAILABLE: 503,
@@ -57,8 +62,8 @@ _STATUS: Final = {
 _TYPES: Final = {
     400: "invalid_request_error",
     401: "invalid_request_error",
+    403: "permission_error",
     404: "not_found_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
 }
 _PEER_MESSAGES: Final[tuple[tuple[type[PeerError], str], ...]] = (
@@ -78,6 +83,16 @@ _NAMED: Final = re.compile(
 """How a message begins that is about one field."""
 
 
+_OPEN: Final = (RequestError, ApiKeyError, QuotaError, DocumentNotFoundError, ModelNotFoundError, TierFullError)
+"""Errors whose messages are for clients."""
+_OTHER: Final = "a mistake of ours, or of this machine, ended the request: the gateway's log says more under its id"
+_OTHER_AWAY: Final = "the node cannot answer this now: send the request again"
+PROBLEMS_MAX: Final = 200
+"""Of one body that are looked at."""
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
 class FieldError(RequestError):
     """A field of a body has a bad value; `param` is its name."""
 
@@ -86,16 +101,32 @@ class FieldError(RequestError):
         self.param = param
 
 
+class LateBodyError(FieldError):
+    """A body takes too long to arrive."""
+
+
+class MediaTypeError(FieldError):
+    """A body is not called what it must be."""
+
+
 class ClientGoneError(Exception):
     """The client went away before its answer began."""
 
 
+_SPECIAL: Final[tuple[tuple[type[H3Error], int], ...]] = (
+    (MessageSizeError, 413),
+    (LateBodyError, 408),
+    (MediaTypeError, 415),
+    (RequestError, 400),
+    (TierFullError, 400),
+)
+
+
 def status_of(error: H3Error) -> int:
     """The status of HTTP."""
-    if isinstance(error, MessageSizeError):
-        return 413
-    if isinstance(error, TierFullError):
-        return 400
+    special = next((status for kind, status in _SPECIAL if isinstance(error, kind)), None)
+    if special is not None:
+        return special
     if error.code is Code.RESOURCE_EXHAUSTED:
         return 429 if error.retry is Retry.LATER else 503
     return _STATUS.get(error.code, 500)
@@ -125,13 +156,16 @@ def error_response(error: H3Error) -> JSONResponse:
     return JSONResponse(error_fields(error), status, headers)
 
 
-def plain_response(status: int, message: str) -> JSONResponse:
+def plain_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """An error that HTTP itself knows: no such path, or no such method there."""
-    return JSONResponse(_fields(message, status, param=None, code=None), status)
+    return JSONResponse(_fields(message, status, param=None, code=None), status, headers)
 
 
 def body_error(error: ValidationError) -> FieldError:
     """The first thing that is wrong with a body, with the field, the value and the rule."""
+    if error.error_count() > PROBLEMS_MAX:
+        # All of them would have to be written.
+        return FieldError(f"the body is wrong in {error.error_count()} places: see the fields of this path", param=None)
     problems = error.errors(include_url=False)
     field = problems[0]["loc"][:1]
     # Of the members of a union, the one that fits best fails deepest.
@@ -142,12 +176,14 @@ def body_error(error: ValidationError) -> FieldError:
     path = _path(problem["loc"])
     if problem["type"] == "json_invalid":
         return FieldError(f"the body is not valid JSON ({problem['ctx']['error']}): send an object", param=None)
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == UNKNOWN:
+        named = problem["ctx"]["field"]
+        path = f"{path}.{named}" if path else named
         return FieldError(f"{path}: this field is not supported: leave it out", param=path)
     if problem["type"] == "missing":
         return FieldError(f"{path} is missing: give it", param=path)
-    value = repr(problem["input"])
-    shown = value if len(value) <= 100 else f"{value[:100]}..."
+    shown = _SHORT.repr(problem["input"])
+    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return FieldError(
         f"{path or 'the body'} = {shown}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", param=path or None
     )
@@ -156,6 +192,8 @@ def body_error(error: ValidationError) -> FieldError:
 def _message_of(error: H3Error) -> str:
     if isinstance(error, PeerError):
         return next(message for kind, message in _PEER_MESSAGES if isinstance(error, kind))
+    if not isinstance(error, _OPEN):
+        return _OTHER_AWAY if status_of(error) == 503 else _OTHER
     # The engine's name of the field.
     return str(error).replace("max_new_tokens", "max_tokens")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from h3kv.core.errors import MessageSizeError
 from h3kv.core.units import NS_PER_S, describe_size, format_duration
 from services.gateway.bodies import Body
-from services.gateway.problems import ClientGoneError, FieldError, body_error
+from services.gateway.problems import ClientGoneError, FieldError, LateBodyError, MediaTypeError, body_error
+
+SMALL_BYTES: Final = 64 << 10
+"""Larger bodies are read by another thread: others are answered meanwhile."""
 
 BodyT = TypeVar("BodyT", bound=Body)
 ResultT = TypeVar("ResultT")
@@ -34,7 +37,7 @@ async def read_bytes(request: Request, bounds: BodyBounds) -> bytes:
 
     Raises:
         MessageSizeError: it is too large. No more of it than that was read.
-        RequestError: it takes too long to arrive.
+        LateBodyError: it takes too long to arrive.
         ClientGoneError: it does not come.
     """
     too_large = MessageSizeError(
@@ -52,19 +55,53 @@ async def read_bytes(request: Request, bounds: BodyBounds) -> bytes:
                     raise too_large
     except TimeoutError as error:
         duration = format_duration(bounds.duration_ns)
-        raise FieldError(f"the body did not arrive within {duration}: send it at once", param=None) from error
+        raise LateBodyError(f"the body did not arrive within {duration}: send it at once", param=None) from error
     except ClientDisconnect as error:
         raise ClientGoneError from error
     return bytes(body)
 
 
 async def read_body(request: Request, kind: type[BodyT], bounds: BodyBounds) -> BodyT:
-    """The body of a request, checked. Raises as `read_bytes`, and RequestError where it is not JSON of this kind."""
-    body = await read_bytes(request, bounds)
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise body_error(error) from error
+    """The body of a request, checked.
+
+    Raises:
+        MediaTypeError: it is not called JSON.
+        RequestError: it is not JSON of this kind; and as `read_bytes`.
+    """
+    return await read_asked(request, kind, bounds, make=lambda body: body)
+
+
+async def read_asked(
+    request: Request, kind: type[BodyT], bounds: BodyBounds, *, make: Callable[[BodyT], ResultT]
+) -> ResultT:
+    """What is made of a body. Raises as `read_body`, and what `make` raises, which no other thread may mind."""
+    named = media_type(request)
+    if named != "application/json" and not (named.startswith("application/") and named.endswith("+json")):
+        # A page of a stranger makes a browser send all other types without asking.
+        raise MediaTypeError(f"content-type = {named[:100]!r}: send JSON, as application/json", param=None)
+    content = await read_bytes(request, bounds)
+
+    def read() -> ResultT:
+        try:
+            body = kind.model_validate_json(content)
+        except ValidationError as error:
+            raise body_error(error) from error
+        return make(body)
+
+    return read() if len(content) <= SMALL_BYTES else await asyncio.to_thread(read)
+
+
+def media_type(request: Request) -> str:
+    """What a body is called, without its parameters; empty where it is not called anything."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def check_no_query(request: Request) -> None:
+    """Raise FieldError for a query where none is read."""
+    name = next(iter(request.query_params), None)
+    if name is not None:
+        shown = name[:100]
+        raise FieldError(f"{shown}: no parameter of the query is read here: leave it out", param=shown)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:

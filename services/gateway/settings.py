@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from h3kv.config import Count, PathOrNone, Section, Size
+from h3kv.core.client_limits import DOCUMENT_TEXT_BYTES_MAX
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.options import MESSAGE_BYTES_MAX
 from h3kv.service_settings import AddressText, CredentialSettings, InstanceName, ProcessSettings
@@ -29,13 +30,18 @@ class HttpSettings(Section):
     """A unix socket in place of host and port, for its owner alone."""
     body_max: Annotated[Size, Field(ge=1024, le=BODY_BYTES_MAX)] = 4 << 20
     """Largest body of a request. A million tokens of text fit."""
-    document_max: Annotated[Size, Field(ge=1024, le=BODY_BYTES_MAX)] = 7 << 20
-    """Largest body with a document. One message carries its text on to `gpu_worker`."""
+    document_max: Annotated[Size, Field(ge=1024, le=BODY_BYTES_MAX)] = DOCUMENT_TEXT_BYTES_MAX + (1 << 20)
+    """Largest body with a document: the longest text, and what JSON adds. One message carries it on to `gpu_worker`."""
     body_seconds: float = Field(default=30.0, gt=0.0, le=3600.0)
-    """For the head of a request to arrive, for its body, and for a client to read on when nothing more fits the
-    connection. Slower ones are given up."""
-    connections_max: Count = Field(default=256, ge=1)
-    """Requests at a time; further ones get status 429."""
+    """For the head of a request to arrive, for its body, and between two looks whether a client that has something to
+    read took any of it. Slower ones are given up."""
+    requests_max: Count = Field(default=256, ge=1)
+    """Requests at a time; further ones get status 429. `/health` and `/metrics` do not count."""
+    connections_max: Count = Field(default=1024, ge=1)
+    """Connections at a time; further ones are closed at once."""
+    names: tuple[str, ...] = ()
+    """Where no key is needed: names by which clients call this node, beside its addresses and `localhost`, and hosts
+    whose pages may ask. Other ones are refused; with `is_remote_allowed` and no names, only pages of other hosts."""
 
 
 class Settings(ProcessSettings):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.core.errors import ModelNotFoundError, PeerUnavailableError
+from h3kv.core.units import NS_PER_S
 from h3kv.rpc.async_client import AsyncPeerChannel
 from h3kv.rpc.call_context import CallContext
+
+
+TEXT_NS: Final = 60 * NS_PER_S
+"""To make tokens of a text: the longest one takes a few seconds."""
 
 
 class Worker:
@@ -49,14 +55,14 @@ class Worker:
     async def tokenize(self, request: pb.TokenizeRequest, context: CallContext) -> list[int]:
         """Token numbers of a prompt. Raises H3Error."""
         found: pb.TokenizeResponse = await self._channel.call(
-            self._stub.Tokenize, request, context=context, timeout_ns=self._answer_ns
+            self._stub.Tokenize, request, context=context, timeout_ns=min(self._answer_ns, TEXT_NS)
         )
         return list(found.ids)
 
     async def create_document(self, request: pb.CreateDocumentRequest, context: CallContext) -> pb.Document:
         """A new document, of which nothing was read yet. Raises H3Error."""
         found: pb.CreateDocumentResponse = await self._channel.call(
-            self._stub.CreateDocument, request, context=context, timeout_ns=self._answer_ns
+            self._stub.CreateDocument, request, context=context, timeout_ns=min(self._answer_ns, TEXT_NS)
         )
         return found.document
 
@@ -79,6 +85,16 @@ class Worker:
         """Whether what a forgotten document left is erased already. Raises H3Error."""
         found: pb.DeleteDocumentResponse = await self._channel.call(self._stub.DeleteDocument, request, context=context)
         return found.is_erased
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, request: pb.AdmitRequest, context: CallContext) -> AsyncIterator[bytes]:
+        """The id under which gpu_worker holds prompts and room for their answers, until this is left. Raises H3Error."""
+        stream = self._channel.stream(self._stub.Admit, request, context=context, timeout_ns=self._answer_ns)
+        try:
+            found: pb.AdmitResponse = await anext(stream)
+            yield found.id
+        finally:
+            await stream.aclose()
 
     async def generate(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[pb.GenerateResponse]:
         """Events of one answer to the last, `finished`. Closing the generator cancels it.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.errors import InternalError
 from services.gateway.openai import CHAT, AnswerKind
 from services.gateway.tool_calls import CallMode, CallReader, ToolCall, ToolUse
 
@@ -83,10 +85,15 @@ class ChoiceWriter:
             reason = "tool_calls"
         return [*chunks, {**self._delta({}), "finish_reason": reason}]
 
-    def whole(self, tokens: Sequence[pb.TokenGenerated], finished: pb.Finished) -> Fields:
-        """The choice in one piece."""
-        text, reason = "".join(token.text for token in tokens), finish_reason(finished.reason)
-        likely = [token for token in tokens if token.HasField("logprobs")]
+    def whole(self, text: str, likely: list[pb.TokenGenerated], finished: pb.Finished) -> Fields:
+        """The choice in one piece.
+
+        Args:
+            text: of all its tokens.
+            likely: its tokens, where logprobs are wanted.
+            finished: its end.
+        """
+        reason = finish_reason(finished.reason)
         if likely and _is_end(likely[-1], finished):
             likely.pop()
         logprobs = self._logprobs(likely)
@@ -154,13 +161,13 @@ class AnswerWriter:
 
     Args:
         kind: of the request.
-        request_id: makes the answer's id.
+        id: of the answer, behind a prefix.
         model: as users call it.
         created_s: when it was asked for, in seconds since 1970.
     """
 
     kind: AnswerKind
-    request_id: str
+    id: str
     model: str
     created_s: int
 
@@ -180,7 +187,7 @@ class AnswerWriter:
 
     def _head(self, name: str) -> Fields:
         return {
-            "id": f"{self.kind.prefix}-{self.request_id}",
+            "id": f"{self.kind.prefix}-{self.id}",
             "object": name,
             "created": self.created_s,
             "model": self.model,
@@ -188,8 +195,10 @@ class AnswerWriter:
 
 
 def finish_reason(reason: pb.FinishReason) -> str:
-    """Why an answer ended, in OpenAI's words."""
-    return _REASONS.get(reason, "stop")
+    """Why an answer ended, in OpenAI's words. Raises InternalError for an end that no answer has."""
+    if reason not in _REASONS:
+        raise InternalError(f"an answer ended with {pb.FinishReason.Name(reason)}, which is no end of one")
+    return _REASONS[reason]
 
 
 def usage_fields(usages: Sequence[pb.Usage], *, choices_per_prompt: int) -> Fields:
@@ -222,8 +231,8 @@ def h3_fields(usage: pb.Usage) -> Fields:
     return {
         "cached_tokens": {name: cached.get(name, 0) for name in _TIERS.values()},
         "recomputed_tokens": usage.recomputed_tokens,
-        "attended_fraction": usage.attended_fraction if usage.HasField("attended_fraction") else None,
-        "recall": usage.recall if usage.HasField("recall") else None,
+        "attended_fraction": _finite(usage.attended_fraction) if usage.HasField("attended_fraction") else None,
+        "recall": _finite(usage.recall) if usage.HasField("recall") else None,
         **{name: None if value is None else round(value / 1e6, 3) for name, value in times.items()},
     }
 
@@ -242,6 +251,10 @@ def _is_end(newest: pb.TokenGenerated, finished: pb.Finished) -> bool:
     return finished.reason == pb.FINISH_REASON_STOP and not newest.text
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def _chat_logprob(entry: pb.TokenLogprobs) -> Fields:
     return {**_likely(entry.chosen), "top_logprobs": [_likely(each) for each in entry.top]}
 
@@ -250,6 +263,6 @@ def _likely(entry: pb.TokenLogprob) -> Fields:
     return {"token": token_text(entry.text), "logprob": _logprob(entry), "bytes": list(entry.text)}
 
 
-def _logprob(entry: pb.TokenLogprob) -> float:
-    """JSON has no infinity: what cannot be has the number that OpenAI's API writes for it."""
-    return max(entry.logprob, IMPOSSIBLE)
+def _logprob(entry: pb.TokenLogprob) -> float | None:
+    """JSON has no infinity: what cannot be has the number that OpenAI's API writes for it. What is no number is null."""
+    return None if math.isnan(entry.logprob) else max(entry.logprob, IMPOSSIBLE)

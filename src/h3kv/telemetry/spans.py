@@ -55,6 +55,7 @@ RELAY: Final = "nvme_io.relay"
 DECIDE: Final = "migration_controller.decide"
 
 REQUEST_ID: Final = "h3.request.id"
+TENANT: Final = "h3.tenant"
 PROMPT_TOKENS: Final = "h3.prompt.token_count"
 CACHED_DEVICE_TOKENS: Final = "h3.cached.device.token_count"
 CACHED_HOST_TOKENS: Final = "h3.cached.host.token_count"
@@ -84,6 +85,7 @@ DOCUMENT: Final = "h3.document.id"
 
 ATTRIBUTES: Final = {
     REQUEST_ID: "Id of the request, the same in all processes.",
+    TENANT: "Name of the tenant who asks.",
     PROMPT_TOKENS: "Tokens of the prompt.",
     CACHED_DEVICE_TOKENS: "Prompt tokens whose KV was found on the device.",
     CACHED_HOST_TOKENS: "Prompt tokens whose KV was found in HOST.",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -23,13 +25,18 @@ from h3kv.telemetry.tracing import Span, Tracer
 from services.gateway.chat import ChatBody
 from services.gateway.choices import Event, generate_choices
 from services.gateway.metrics import call_of
-from services.gateway.openai import CompletionBody
-from services.gateway.problems import error_fields
-from services.gateway.requests import BodyBounds, read_body, unless_gone
+from services.gateway.openai import Asked, CompletionBody
+from services.gateway.problems import FieldError, error_fields
+from services.gateway.requests import BodyBounds, read_asked, unless_gone
 from services.gateway.worker import Worker
 from services.gateway.writers import AnswerWriter, ChoiceWriter, Style
 
 END: Final = b"data: [DONE]\n\n"
+ID_BYTES: Final = 12
+STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies hold nothing back."""
+LOGPROBS_HELD_MAX: Final = 1 << 20
+"""Of an answer in one piece: all of them are held until its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +64,19 @@ class Answerer:
         async with contextlib.AsyncExitStack() as stack:
             parent, named = parse_traceparent(call.traceparent), {spans.REQUEST_ID: call.request_id}
             span = stack.enter_context(self.tracer.begin(spans.COMPLETE, parent=parent, attributes=named))
-            body = await read_body(request, kind, self.bounds)
+            body, asked = await read_asked(request, kind, self.bounds, make=lambda body: (body, body.asked(tenant)))
             onward = CallContext(call.request_id, None if span.context is None else span.context.traceparent)
-            model = (await self.worker.require_model(body.model, onward)).name
-            prompts = body.requests(tenant)
+            model = await self.worker.require_model(body.model, onward)
+            if not body.stream:
+                _check_logprobs(asked, model.context_tokens)
             answer = Answer(
-                AnswerWriter(body.kind, call.request_id, model, time.time_ns() // NS_PER_S),
+                AnswerWriter(body.kind, secrets.token_hex(ID_BYTES), model.name, time.time_ns() // NS_PER_S),
                 _style(body),
-                prompts=len(prompts),
+                prompts=len(asked.prompts),
                 choices_per_prompt=body.n,
                 span=span,
             )
-            events = generate_choices(self.worker, prompts, onward)
+            events = generate_choices(self.worker, asked, onward)
             await stack.enter_async_context(contextlib.aclosing(events))
             first = await unless_gone(request, anext(events))
             if body.stream:
@@ -81,7 +89,7 @@ class EventStream(StreamingResponse):
     """Sends chunks as they come. When the client goes away, or all is sent, everything behind it is closed."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], closing: contextlib.AsyncExitStack) -> None:
-        super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
         self._chunks = chunks
         self._closing = closing
 
@@ -105,15 +113,21 @@ class Answer:
 
     async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
         """The answer in one piece. Raises H3Error where a choice of it fails."""
-        tokens: list[list[pb.TokenGenerated]] = [[] for _ in self._choices]
+        texts = [io.StringIO() for _ in self._choices]
+        likely: list[list[pb.TokenGenerated]] = [[] for _ in self._choices]
         ends: dict[int, pb.Finished] = {}
         async for index, event in events:
             if event.HasField("token"):
-                tokens[index].append(event.token)
+                texts[index].write(event.token.text)
+                if event.token.HasField("logprobs"):
+                    likely[index].append(event.token)
             elif event.HasField("finished"):
                 ends[index] = event.finished
                 self._usages[index] = event.finished.usage
-        choices = [choice.whole(tokens[index], ends[index]) for index, choice in enumerate(self._choices)]
+        choices = [
+            choice.whole(texts[index].getvalue(), likely[index], ends[index])
+            for index, choice in enumerate(self._choices)
+        ]
         return self._writer.whole(choices, self._take_usages(), choices_per_prompt=self._choices_per_prompt)
 
     async def stream(self, events: AsyncIterator[Event], *, has_usage: bool) -> AsyncGenerator[bytes]:
@@ -164,6 +178,19 @@ class Answer:
 def encoded(chunk: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _check_logprobs(asked: Asked, context_tokens: int) -> None:
+    """Raise FieldError for more of them than are held for an answer in one piece."""
+    if not asked.sampling.HasField("logprobs"):
+        return
+    length = asked.sampling.max_new_tokens if asked.sampling.HasField("max_new_tokens") else context_tokens
+    held = asked.count * min(length, context_tokens) * (1 + asked.sampling.logprobs)
+    if held > LOGPROBS_HELD_MAX:
+        rule = f"up to {held} of them, and an answer in one piece has at most {LOGPROBS_HELD_MAX}"
+        raise FieldError(
+            f"logprobs: {rule}: set stream to true, or lower max_tokens, n or top_logprobs", param="logprobs"
+        )
 
 
 def _style(body: CompletionBody | ChatBody) -> Style:

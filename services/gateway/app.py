@@ -33,10 +33,12 @@ from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gateway.answers import Answerer
 from services.gateway.connections import bounded_protocol
 from services.gateway.documents import DocumentHandler
+from services.gateway.health import Health
+from services.gateway.hosts import HostCheck
 from services.gateway.metrics import RequestMeter, call_of
 from services.gateway.problems import GONE, ClientGoneError, error_response, plain_response
 from services.gateway.requests import BodyBounds
-from services.gateway.routes import ROUTES, Handlers, add_routes
+from services.gateway.routes import ROUTES, WATCHED, Handlers, add_routes
 from services.gateway.settings import HttpSettings, Settings
 from services.gateway.tenants import Tenants, read_tenants
 from services.gateway.tokens import TokenCounter
@@ -76,10 +78,20 @@ def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:
             app.state.handlers = _handlers(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
             yield
 
-    app = FastAPI(lifespan=life, openapi_url=None)
+    app = FastAPI(lifespan=life, openapi_url=None, redirect_slashes=False)
     add_routes(app)
     _add_problems(app)
-    return RequestMeter(app, page=telemetry.metrics, routes=ROUTES, requests_max=settings.http.connections_max)
+    guarded = app if tenants.need_keys else _guarded(app, settings.http)
+    return RequestMeter(
+        guarded, page=telemetry.metrics, routes=ROUTES, requests_max=settings.http.requests_max, free=WATCHED
+    )
+
+
+def _guarded(app: ASGIApp, http: HttpSettings) -> HostCheck:
+    """The application where no key is needed: asked by those who mean it."""
+    names = frozenset(name.lower() for name in (*http.names, http.host))
+    is_named = bool(http.names) or not http.is_remote_allowed
+    return HostCheck(app, names=names, is_any_host_fine=http.socket is not None or not is_named, open_paths=WATCHED)
 
 
 def open_listener(http: HttpSettings, stack: contextlib.ExitStack) -> socket.socket:
@@ -130,7 +142,7 @@ def _check_host(http: HttpSettings) -> None:
 async def _serve(settings: Settings, telemetry: ProcessTelemetry, listener: socket.socket) -> None:
     config = uvicorn.Config(
         make_app(settings, telemetry),
-        http=bounded_protocol(seconds=settings.http.body_seconds),
+        http=bounded_protocol(seconds=settings.http.body_seconds, connections_max=settings.http.connections_max),
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -162,7 +174,8 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
         known = ", ".join(sorted(ROUTES))
-        return plain_response(error.status_code, f"{request.method} {request.url.path[:100]}: known are {known}")
+        said = f"{request.method} {request.url.path[:100]}: known are {known}"
+        return plain_response(error.status_code, said, error.headers)
 
     @app.exception_handler(Exception)
     async def report(request: Request, error: Exception) -> Response:
@@ -177,6 +190,7 @@ def _handlers(settings: Settings, worker: Worker, telemetry: ProcessTelemetry, t
     document_bounds = replace(bounds, bytes_max=http.document_max, setting="http.document_max")
     return Handlers(
         worker=worker,
+        health=Health(worker),
         tenants=tenants,
         answerer=Answerer(worker, telemetry.tracer, bounds),
         documents=DocumentHandler(worker, document_bounds, change_bounds=bounds),

@@ -9,18 +9,17 @@ from pydantic import Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.client_limits import DOCUMENT_NAME_BYTES_MAX, DOCUMENT_TTL_S_MAX
 from services.gateway.bodies import Body
 from services.gateway.metrics import call_of
-from services.gateway.problems import FieldError, body_error
-from services.gateway.requests import BodyBounds, read_body, read_bytes
+from services.gateway.problems import FieldError, MediaTypeError, body_error
+from services.gateway.requests import BodyBounds, check_no_query, media_type, read_body, read_bytes, unless_gone
 from services.gateway.worker import Worker
 
-TTL_S_MAX: Final = 100 * 365 * 24 * 3_600
-NAME_BYTES_MAX: Final = 256
 ID_CHARACTERS_MAX: Final = 100
 """Of an id that is asked about: ours are shorter, so a cut one is nobody's."""
 
-Ttl = Annotated[int, Field(ge=1, le=TTL_S_MAX)]
+Ttl = Annotated[int, Field(ge=1, le=DOCUMENT_TTL_S_MAX)]
 
 _STATES: Final = {
     pb.DOCUMENT_STATE_READING: "processing",
@@ -66,21 +65,22 @@ class DocumentHandler:
 
     async def create(self, request: Request, tenant: pb.Tenant) -> dict[str, Any]:
         """A new document: from JSON, or from plain text with its options in the query. Raises H3Error."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = media_type(request)
         if kind == "text/plain":
             options: DocumentOptions = _options(request)
             text = _decoded(await read_bytes(request, self.bounds))
         elif kind.startswith("multipart/"):
-            raise FieldError(f"{kind} is not supported: send JSON, or the text itself as text/plain", param=None)
+            raise MediaTypeError(f"{kind} is not supported: send JSON, or the text itself as text/plain", param=None)
         else:
+            check_no_query(request)
             body = await read_body(request, DocumentBody, self.bounds)
             options, text = body, body.text
-        if len(options.name.encode()) > NAME_BYTES_MAX:
-            raise FieldError(f"name: longer than {NAME_BYTES_MAX} bytes: shorten it", param="name")
+        if len(options.name.encode()) > DOCUMENT_NAME_BYTES_MAX:
+            raise FieldError(f"name: longer than {DOCUMENT_NAME_BYTES_MAX} bytes: shorten it", param="name")
         asked = pb.CreateDocumentRequest(
             tenant=tenant, text=text, name=options.name, ttl_s=options.ttl_seconds, is_pinned=options.pinned
         )
-        return document_fields(await self.worker.create_document(asked, call_of(request.scope)))
+        return document_fields(await unless_gone(request, self.worker.create_document(asked, call_of(request.scope))))
 
     async def show(self, request: Request, document: str, tenant: pb.Tenant) -> dict[str, Any]:
         """One document. Raises H3Error."""

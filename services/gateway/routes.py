@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
@@ -14,13 +15,16 @@ from h3kv.telemetry.metrics_page import MetricsPage
 from services.gateway.answers import Answerer
 from services.gateway.chat import ChatBody
 from services.gateway.documents import DocumentHandler
-from services.gateway.metrics import call_of
+from services.gateway.health import Health
+from services.gateway.metrics import TENANT, call_of
 from services.gateway.openai import CompletionBody
 from services.gateway.problems import error_response
+from services.gateway.requests import check_no_query
 from services.gateway.tenants import Tenants
 from services.gateway.tokens import TokenCounter
 from services.gateway.worker import Worker
 
+NOT_FOUND: Final = 404
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 MODELS: Final = "/v1/models"
@@ -30,6 +34,8 @@ DOCUMENT: Final = "/v1/documents/{id}"
 TOKENIZE: Final = "/tokenize"
 HEALTH: Final = "/health"
 METRICS: Final = "/metrics"
+WATCHED: Final = frozenset({HEALTH, METRICS})
+"""Who watches the node asks here."""
 ROUTES: Final = frozenset({COMPLETIONS, CHAT, MODELS, MODEL, DOCUMENTS, DOCUMENT, TOKENIZE, HEALTH, METRICS})
 
 
@@ -38,6 +44,7 @@ class Handlers:
     """What requests are answered from."""
 
     worker: Worker
+    health: Health
     tenants: Tenants
     answerer: Answerer
     documents: DocumentHandler
@@ -71,7 +78,7 @@ def _add_answers(app: FastAPI) -> None:
 def _add_documents(app: FastAPI) -> None:
     @app.post(DOCUMENTS)
     async def create(request: Request) -> Response:
-        return JSONResponse(await _handlers(request).documents.create(request, _tenant(request)))
+        return JSONResponse(await _handlers(request).documents.create(request, _tenant(request, has_query=True)))
 
     @app.get(DOCUMENTS)
     async def show_all(request: Request) -> Response:
@@ -110,14 +117,16 @@ def _add_node(app: FastAPI) -> None:
     @app.get(HEALTH)
     async def health(request: Request) -> Response:
         try:
-            found = await _handlers(request).worker.model(call_of(request.scope))
+            found = await _handlers(request).health.model()
         except PeerError as error:
             return error_response(error)
-        return JSONResponse({"status": "serving", "model": found.name})
+        return JSONResponse({"status": "serving", "model": found})
 
     @app.get(METRICS)
     async def metrics(request: Request) -> Response:
-        _tenant(request)
+        if _handlers(request).tenants.need_keys:
+            # They tell of all tenants: the process serves them at a port of its own.
+            raise HTTPException(NOT_FOUND)
         page, content_type = _handlers(request).metrics.render(request.headers.get("accept", ""))
         return Response(page, media_type=content_type)
 
@@ -139,6 +148,10 @@ def _handlers(request: Request) -> Handlers:
     return handlers
 
 
-def _tenant(request: Request) -> pb.Tenant:
-    """Who asks. Raises ApiKeyError."""
-    return _handlers(request).tenants.find(request.headers.get("authorization"))
+def _tenant(request: Request, *, has_query: bool = False) -> pb.Tenant:
+    """Who asks, noted for the log. Raises ApiKeyError, and FieldError for a query unless there may be one."""
+    tenant = _handlers(request).tenants.find(request.headers.get("authorization"))
+    request.scope[TENANT] = tenant.name
+    if not has_query:
+        check_no_query(request)
+    return tenant

@@ -14,7 +14,7 @@ from services.gateway.problems import FieldError
 Schema = Mapping[str, Any] | bool
 
 STEPS_MAX: Final = 100_000
-"""Of one check. References may go round in circles."""
+"""Of all checks for one answer. References may go round in circles."""
 
 DEPTH_MAX: Final = 150
 """Of schemas within one another, and of references. Deeper values hold nothing."""
@@ -22,6 +22,13 @@ DEPTH_MAX: Final = 150
 DEFINITIONS: Final = ("$defs", "definitions")
 SAID: Final = frozenset({*DEFINITIONS, "$schema", "default", "description", "examples", "title"})
 """Keywords that ask for nothing."""
+
+
+class Budget:
+    """How much may still be checked. Made for one answer."""
+
+    def __init__(self) -> None:
+        self.steps_left = STEPS_MAX
 
 
 class StrictSchema:
@@ -38,51 +45,11 @@ class StrictSchema:
     def __init__(self, root: Mapping[str, Any], *, place: str) -> None:
         self._root = root
         self._place = place
-        self._steps_left = 0
-        self._depth = 0
         self._check(root, "")
 
-    def holds(self, value: object) -> bool:
-        """Whether a value is what the schema allows."""
-        self._steps_left, self._depth = STEPS_MAX, 0
-        return self._holds(self._root, value)
-
-    def _holds(self, schema: Schema, value: Any) -> bool:
-        self._steps_left -= 1
-        if isinstance(schema, bool) or self._steps_left < 0 or self._depth == DEPTH_MAX:
-            return schema is True
-        self._depth += 1
-        found = all(self._keyword_holds(schema, name, value) for name in schema if name not in SAID)
-        self._depth -= 1
-        return found
-
-    def _keyword_holds(self, schema: Mapping[str, Any], name: str, value: Any) -> bool:
-        wanted = schema[name]
-        match name:
-            case "type":
-                return any(_TYPES[each](value) for each in ([wanted] if isinstance(wanted, str) else wanted))
-            case "const" | "enum":
-                return any(_is_same(each, value) for each in ([wanted] if name == "const" else wanted))
-            case "$ref":
-                return self._holds(self._found(wanted), value)
-            case "anyOf":
-                return any(self._holds(each, value) for each in wanted)
-            case "items":
-                return not isinstance(value, list) or all(self._holds(wanted, each) for each in value)
-            case "required" | "properties" | "additionalProperties":
-                return not isinstance(value, dict) or self._member_holds(schema, name, value)
-            case _:
-                return _BOUNDS[name](value, wanted)
-
-    def _member_holds(self, schema: Mapping[str, Any], name: str, value: Mapping[str, Any]) -> bool:
-        wanted, named = schema[name], schema.get("properties", {})
-        match name:
-            case "required":
-                return set(wanted) <= value.keys()
-            case "properties":
-                return all(self._holds(each, value[key]) for key, each in wanted.items() if key in value)
-            case _:
-                return all(self._holds(wanted, value[key]) for key in value if key not in named)
+    def holds(self, value: object, budget: Budget) -> bool:
+        """Whether a value is what the schema allows; never, once the budget is spent."""
+        return _Check(self._root, budget).holds(self._root, value)
 
     def _check(self, schema: object, path: str) -> None:
         """Raise FieldError for what `_holds` could not check."""
@@ -113,23 +80,71 @@ class StrictSchema:
             case "enum" | "anyOf", list():
                 return bool(wanted)
             case "$ref", str():
-                return isinstance(self._found(wanted), Mapping | bool)
+                return isinstance(_found(self._root, wanted), Mapping | bool)
             case _:
                 return False
-
-    def _found(self, reference: str) -> Any:
-        """What a local reference leads to; None where it leads nowhere."""
-        if not reference.startswith("#"):
-            return None
-        found: Any = self._root
-        for part in reference.removeprefix("#").strip("/").split("/"):
-            if part:
-                found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        return found
 
     def _refusal(self, path: str, rule: str) -> FieldError:
         place = self._place + path
         return FieldError(f"{place[:200]}: {rule}", param=place[:200])
+
+
+class _Check:
+    """One value against one schema."""
+
+    def __init__(self, root: Mapping[str, Any], budget: Budget) -> None:
+        self._root = root
+        self._budget = budget
+        self._depth = 0
+
+    def holds(self, schema: Schema, value: Any) -> bool:
+        """Whether it does."""
+        self._budget.steps_left -= 1
+        if isinstance(schema, bool) or self._budget.steps_left < 0 or self._depth == DEPTH_MAX:
+            return schema is True and self._budget.steps_left >= 0
+        self._depth += 1
+        found = all(self._keyword_holds(schema, name, value) for name in schema if name not in SAID)
+        self._depth -= 1
+        return found
+
+    def _keyword_holds(self, schema: Mapping[str, Any], name: str, value: Any) -> bool:
+        wanted = schema[name]
+        match name:
+            case "type":
+                return any(_TYPES[each](value) for each in ([wanted] if isinstance(wanted, str) else wanted))
+            case "const" | "enum":
+                return any(_is_same(each, value) for each in ([wanted] if name == "const" else wanted))
+            case "$ref":
+                return self.holds(_found(self._root, wanted), value)
+            case "anyOf":
+                return any(self.holds(each, value) for each in wanted)
+            case "items":
+                return not isinstance(value, list) or all(self.holds(wanted, each) for each in value)
+            case "required" | "properties" | "additionalProperties":
+                return not isinstance(value, dict) or self._member_holds(schema, name, value)
+            case _:
+                return _BOUNDS[name](value, wanted)
+
+    def _member_holds(self, schema: Mapping[str, Any], name: str, value: Mapping[str, Any]) -> bool:
+        wanted, named = schema[name], schema.get("properties", {})
+        match name:
+            case "required":
+                return set(wanted) <= value.keys()
+            case "properties":
+                return all(self.holds(each, value[key]) for key, each in wanted.items() if key in value)
+            case _:
+                return all(self.holds(wanted, value[key]) for key in value if key not in named)
+
+
+def _found(root: Mapping[str, Any], reference: str) -> Any:
+    """What a reference leads to; None where that is no place whose schema was checked."""
+    if reference == "#":
+        return root
+    _, _, path = reference.partition("#/")
+    definitions, _, name = path.partition("/")
+    if not reference.startswith("#/") or definitions not in DEFINITIONS or not name or "/" in name:
+        return None
+    return root.get(definitions, {}).get(name.replace("~1", "/").replace("~0", "~"))
 
 
 def _inner(name: str, wanted: Any) -> dict[str, object]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.gateway.json_text import read_json, write_json
-from services.gateway.strict_schema import StrictSchema
+from services.gateway.strict_schema import Budget, StrictSchema
 
 OPEN: Final = "<tool_call>"
 LIST: Final = "[TOOL_CALLS]"
@@ -30,6 +30,8 @@ PYTHON: Final = "<|python_tag|>"
 MARKS: Final = (OPEN, LIST, PYTHON)
 LOCAL: Final = "#/"
 DEFINITIONS: Final = "$defs"
+CALLS_MAX: Final = 128
+"""Of one answer. What would be one more is text, as all behind it."""
 Accepts = Callable[[str, Mapping[str, Any]], bool]
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -59,20 +61,30 @@ class ToolUse:
     strict: Mapping[str, StrictSchema] = field(default_factory=dict)
     """What the arguments of some functions must be, where nothing else holds the model to it."""
 
-    def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether this is a call that may be made."""
-        return name in self.names and (name not in self.strict or self.strict[name].holds(arguments))
-
     def read(self, text: str) -> tuple[str, list[ToolCall]]:
-        """What a whole answer says, and what it calls."""
+        """What a whole answer says, and what it calls: the same as in a stream."""
+        if self.mode is CallMode.NAMED:
+            return self.read_held(text)
+        reader = CallReader(self)
+        said = reader.feed(text)
+        rest, calls = reader.end()
+        return ((said + rest).strip(), calls) if calls else (text, [])
+
+    def read_held(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The same of the part of an answer that may be a call."""
+        budget = Budget()
+
+        def accepts(name: str, arguments: Mapping[str, Any]) -> bool:
+            return name in self.names and (name not in self.strict or self.strict[name].holds(arguments, budget))
+
         match self.mode:
             case CallMode.NAMED:
                 return "", [ToolCall(next(iter(self.names)), text)]
             case CallMode.REQUIRED:
-                calls = _calls_of(_parsed(text), self.accepts)
+                calls = _calls_of(_parsed(text), accepts)
                 return ("", calls) if calls else (text, [])
             case CallMode.AUTO:
-                said, calls = parse_calls(text, self.accepts)
+                said, calls = parse_calls(text, accepts)
                 return said, calls[: self.calls_max]
 
 
@@ -119,7 +131,7 @@ class CallReader:
     def end(self) -> tuple[str, list[ToolCall]]:
         """The rest: what is said, and what is called."""
         held, self._held = self._held, ""
-        return self._use.read(held)
+        return self._use.read_held(held)
 
 
 def parse_calls(text: str, accepts: Accepts) -> tuple[str, list[ToolCall]]:
@@ -133,14 +145,14 @@ def parse_calls(text: str, accepts: Accepts) -> tuple[str, list[ToolCall]]:
     if whole.startswith(("{", PYTHON)):
         calls = _bare_calls(whole.removeprefix(PYTHON).strip(), accepts)
         return ("", calls) if calls else (text, [])
-    said, *listed = text.split(LIST)
+    said, *listed = text.split(LIST, CALLS_MAX)
     if listed:
         pieces = [_listed_calls(piece, accepts) for piece in listed]
         return (said.strip(), [call for calls in pieces for call in calls]) if all(pieces) else (text, [])
     found: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
-        calls = _calls_of(_parsed(match[1]), accepts)
+        calls = _calls_of(_parsed(match[1]), accepts) if len(found) < CALLS_MAX else []
         found.extend(calls)
         return "" if calls else match[0]
 
@@ -193,7 +205,7 @@ def _begun_mark(text: str) -> int:
 
 def _bare_calls(text: str, accepts: Accepts) -> list[ToolCall]:
     """Calls that are the whole text, or nothing."""
-    for pieces in ([text], text.split(";")):
+    for pieces in ([text], text.split(";", CALLS_MAX)):
         found = [_calls_of(_parsed(piece), accepts) for piece in pieces]
         if all(found):
             return [call for calls in found for call in calls]
@@ -210,6 +222,8 @@ def _listed_calls(text: str, accepts: Accepts) -> list[ToolCall]:
 def _calls_of(value: object, accepts: Accepts) -> list[ToolCall]:
     """One call, or a list of calls; nothing where any of them is none."""
     values = value if isinstance(value, list) else [value]
+    if len(values) > CALLS_MAX:
+        return []
     calls = [call for each in values if (call := _call_of(each, accepts)) is not None]
     return calls if len(calls) == len(values) else []
 

@@ -13,7 +13,6 @@ from h3kv.core.units import NS_PER_S
 from h3kv.rpc.async_client import AsyncPeerChannel
 from h3kv.rpc.call_context import CallContext
 
-
 TEXT_NS: Final = 60 * NS_PER_S
 """To make tokens of a text: the longest one takes a few seconds."""
 

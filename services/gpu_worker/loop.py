@@ -250,7 +250,7 @@ class EngineLoop:
             if isinstance(own[-1], Finished | Failed):
                 self._forget(opened)
         self._on_step(self._node)
-        if not events and self._node.engine.has_work:
+        if not events and self._node.engine.has_work and not self._node.engine.is_running:
             # The first request waits for a move to end.
             with self._changed:
                 self._changed.wait_for(lambda: self._commands or self._is_stopping, MOVING_POLL_NS / NS_PER_S)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ def taken(counters: QuotaCounters, tenant: str, cost: int) -> Charge:
 
 def test_a_minute_can_be_taken_at_once_and_then_no_more(place: Place) -> None:
     counters = place.open()
-    assert taken(counters, "a", MINUTE_US) == Charge("a", MINUTE_US)
+    charge = taken(counters, "a", MINUTE_US)
+    assert (charge.tenant, charge.cost_us, charge.is_local) == ("a", MINUTE_US, False)
     refusal = counters.take("a", HALF_US)
     assert isinstance(refusal, Refusal)
     assert 0 < refusal.wait_us <= HALF_US
@@ -151,6 +152,16 @@ def test_what_was_given_back_after_its_bucket_had_filled_changes_nothing(place: 
     counters.give_back(charge, 10_000)
     taken(counters, "a", NEARLY_US)
     assert isinstance(counters.take("a", 10 * US_PER_S), Refusal)
+
+
+def test_what_time_has_paid_back_is_not_given_back_too(place: Place) -> None:
+    counters = place.open()
+    charge = taken(counters, "a", MINUTE_US)
+    counters.give_back(replace(charge, paid_us=charge.paid_us - 2 * MINUTE_US), MINUTE_US)
+    assert isinstance(counters.take("a", 10 * US_PER_S), Refusal)
+    counters.give_back(replace(charge, paid_us=charge.paid_us - HALF_US), MINUTE_US)
+    assert isinstance(counters.take("a", HALF_US + 10 * US_PER_S), Refusal)
+    taken(counters, "a", HALF_US - US_PER_S)
 
 
 def test_a_request_that_costs_nothing_is_always_taken(place: Place) -> None:
@@ -209,7 +220,7 @@ def test_a_strangers_value_counts_as_an_empty_bucket_at_most(shared: Place, valu
         client.set(key, value)
         outcome = counters.take("a", HALF_US)
         assert isinstance(outcome, Charge) or outcome.wait_us <= HALF_US
-        counters.give_back(Charge("a", HALF_US), HALF_US)
+        counters.give_back(Charge("a", HALF_US, time.time_ns() // 1000 + HALF_US), HALF_US)
         assert not counters.is_degraded
 
 
@@ -226,7 +237,7 @@ def test_a_process_counts_alone_while_the_server_is_away(shared: Place, server: 
 
     server.start(timeout=60)
     shared.clock.advance(30 * NS_PER_S)
-    assert taken(counters, "a", HALF_US) == Charge("a", HALF_US)
+    assert not taken(counters, "a", HALF_US).is_local
     assert not counters.is_degraded
 
 

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from h3kv.engine.events import Event, Failed, Finished, PrefillProgress, TokenGenerated
 from h3kv.engine.request import Request, RequestId, SamplingParameters
+from h3kv.engine.stopping import FinishReason
 from h3kv.models.decoder import Decoder
+from h3kv.models.kernels import Linear
 from h3kv.models.native_kernels import NativeKernels
 from h3kv.telemetry import names
 from h3kv.testing.engines import CONFIG, Rig, make_rig, one_thread, prompt_tokens, tiny_decoder
@@ -165,3 +168,71 @@ def test_request_that_was_suspended_can_be_cancelled() -> None:
     assert finished.statistics.generated_tokens == generated[last]
     assert set(rig.run()) == set(ids) - {last}
     rig.check_idle()
+
+
+class ForgetfulKernels(NativeKernels):
+    """Find no memory for the scores of several rows, once."""
+
+    def __init__(self) -> None:
+        self.failures_left = 1
+
+    def logits(self, x_TI: torch.Tensor, norm_I: torch.Tensor, eps: float, lm_head: Linear) -> torch.Tensor:
+        if len(x_TI) > 1 and self.failures_left:
+            self.failures_left -= 1
+            raise MemoryError("no memory for the scores")
+        return super().logits(x_TI, norm_I, eps, lm_head)
+
+
+def test_tokens_whose_scores_failed_are_computed_again_each_alone() -> None:
+    requests = mixed_requests(4)
+    kernels = ForgetfulKernels()
+    rig = make_rig(model=Decoder(CONFIG, tiny_decoder().weights, kernels))
+    answers = answers_of(rig, requests)
+    assert kernels.failures_left == 0
+    sound = make_rig(model=Decoder(CONFIG, tiny_decoder().weights, NativeKernels()))
+    for request, answer in zip(requests, answers, strict=True):
+        assert said(answer) == said(answers_of(sound, [request])[0])
+    rig.check_idle()
+
+
+class Interrupting:
+    """A grammar whose second token is interrupted as by Ctrl-C. Satisfies `engine.grammar.Grammar` and its matcher."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+
+    def matcher(self) -> Interrupting:
+        return self
+
+    def restrict(self, scores_V: torch.Tensor) -> None:
+        self._tokens += 1
+        if self._tokens == 2:
+            raise KeyboardInterrupt
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+def test_interrupt_while_one_token_is_chosen_ends_those_that_had_theirs_to_come() -> None:
+    rig = make_rig()
+    plain = SamplingParameters(max_new_tokens=40, ignore_eos=True)
+    interrupted = SamplingParameters(max_new_tokens=40, grammar=Interrupting())
+    ids = [
+        rig.engine.submit(Request(prompt=(7, 8, seed), sampling=interrupted if seed == 1 else plain))
+        for seed in range(3)
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        rig.run()
+    finished = rig.run()
+    assert finished[ids[1]].reason is FinishReason.CANCELLED
+    assert all(rig.engine.cancel(request_id) is None for request_id in ids)
+    rig.check_idle()
+
+
+def test_request_that_takes_all_of_the_room_ends_well(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
+        blocks = rig.pool.capacity.blocks
+        sampling = SamplingParameters(max_new_tokens=400, ignore_eos=True)
+        prompt = tuple(prompt_tokens(3, blocks * 64 - 399))
+        assert len(answers_of(rig, [Request(prompt=prompt, sampling=sampling)])[0]) == 400
+        assert rig.telemetry.value(names.SUSPENSIONS) == 0

@@ -36,13 +36,16 @@ PAGE_DTYPE: Final = np.dtype(
 )
 """One entry of a page table: addresses of keys, values and int32 positions (0: consecutive from `first`), of nibbles
 and scales in the plane (0 where the encoding has none), then the position of the first token and the number of tokens
-in use. and of the residues of values. The same 56 bytes as `h3::Page`."""
+in use, and the address of the residues of values. The same 56 bytes as `h3::Page`."""
 
 BATCH_DTYPE: Final = np.dtype(
     [("pages", "<u8"), ("append_page", "<u8"), ("pages_stride", "<i8"), ("page_count", "<i4"), ("position", "<i4")]
 )
 """One sequence of a batch: addresses of its page lists and of the entry that the token goes to, entries from one KV
 head to the next, pages that are read, position of the token. The same 32 bytes as `h3::BatchRow`."""
+
+LINEAR_ROWS_MAX: Final = _native.LINEAR_ROWS_MAX
+"""Rows whose products are the same, bit for bit, whichever of them come together."""
 
 STEP_BLOCKS: Final = 2
 """Blocks of query rows in a step of a long attention: as many units for each KV head, so that all cores have work."""

@@ -10,9 +10,10 @@ import typer
 import yaml
 
 from h3kv.core.api_keys import KEY_PREFIX, KEY_RANDOM_BYTES, hash_key
+from h3kv.core.client_limits import TENANT_NAME
 from h3kv.core.errors import ConfigError
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_NAME: Final = re.compile(TENANT_NAME)
 
 
 def make_key(tenant: str) -> None:

@@ -20,6 +20,7 @@ from h3kv.supervisor.node_plan import NodeOptions, facts_of, find_services, plan
 from h3kv.supervisor.run_folder import held_folder, make_folder, remove_facts, write_facts
 from h3kv.supervisor.supervisor import Supervisor, SupervisorConfig
 from h3kv.telemetry.metric import Service
+from h3kv.tenant_file import read_tenant_file
 
 SECTIONS: Final = ("model", "device", "attention", "tiering", "engine", "runtime")
 """Of `h3_config.yaml`, that `gpu_worker` takes under the same names. The others are for `nvme_io`."""
@@ -81,11 +82,13 @@ def run_node(settings: Settings, request: UpRequest) -> None:
     """Start all processes, keep them running, and end them on Ctrl-C.
 
     Raises:
-        ConfigError: `services` cannot be found, a process refuses its settings, the folder is open to others, or HTTP
+        ConfigError: `services` cannot be found, a process refuses its settings, the file of tenants cannot be used, the folder is open to others, or HTTP
             cannot be served.
         AddressInUseError: another node runs in the folder.
         PeerUnavailableError: a process does not serve in time.
     """
+    if request.tenants_file is not None:
+        read_tenant_file(request.tenants_file)
     specs = plan_node(_options(settings, request), services_folder=find_services())
     make_folder(request.run_folder)
     with held_folder(request.run_folder):

@@ -26,6 +26,8 @@ class Charge:
 
     tenant: str
     cost_us: int
+    paid_us: int
+    """When time has paid it back, by the clock of whoever counted it: from then on there is nothing to give back."""
     is_local: bool = False
     """Whether the server of the counters was away, so that this process alone knows of it."""
 
@@ -60,7 +62,7 @@ class QuotaCounters(Protocol):
         ...
 
     def give_back(self, charge: Charge, part_us: int) -> None:
-        """Give back a part of what was taken; never more than fills the bucket."""
+        """Give back a part of what was taken, as far as time has not paid it back already."""
         ...
 
     def check_integrity(self) -> None:

@@ -40,13 +40,14 @@ class MemoryQuotas:
             return Refusal(full_us - now_us - MINUTE_US)
         self._full_us[tenant] = full_us
         self._full_us.move_to_end(tenant)
-        return Charge(tenant, cost_us, is_local=self._is_local)
+        return Charge(tenant, cost_us, full_us, is_local=self._is_local)
 
     def give_back(self, charge: Charge, part_us: int) -> None:
         """See `QuotaCounters.give_back`."""
         assert 0 <= part_us <= charge.cost_us
+        unpaid_us = max(charge.paid_us - self._now_us(), 0)
         if charge.tenant in self._full_us:
-            self._full_us[charge.tenant] -= part_us
+            self._full_us[charge.tenant] -= min(part_us, unpaid_us)
         self._forget_full()
 
     def check_integrity(self) -> None:

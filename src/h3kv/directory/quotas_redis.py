@@ -36,20 +36,20 @@ local after = full + tonumber(ARGV[1])
 local excess = after - now - {MINUTE_US}
 if excess > 0 then return excess end
 if after > now then keep(after) end
-return 0
+return -after
 """
 )
-"""KEYS: the bucket. ARGV: the cost in us. Returns 0: taken; else after how many us it would fit."""
+"""KEYS: the bucket. ARGV: the cost in us. Returns after how many us it would fit; taken: when it is paid, below 0."""
 
 GIVE_BACK: Final = (
     _COMMON
     + """
-local after = full - tonumber(ARGV[1])
+local after = full - math.min(tonumber(ARGV[1]), math.max(tonumber(ARGV[2]) - now, 0))
 if after > now then keep(after) else redis.call('DEL', KEYS[1]) end
 return 0
 """
 )
-"""KEYS: the bucket. ARGV: the part in us."""
+"""KEYS: the bucket. ARGV: the part in us, and when the charge is paid."""
 
 
 class RedisQuotas:
@@ -81,7 +81,7 @@ class RedisQuotas:
         results = self._server.run([(TAKE, [self._key(tenant)], [str(cost_us).encode()])])
         if results is None:
             return self._own.take(tenant, cost_us)
-        return Refusal(results[0]) if results[0] > 0 else Charge(tenant, cost_us)
+        return Refusal(results[0]) if results[0] > 0 else Charge(tenant, cost_us, -results[0])
 
     def give_back(self, charge: Charge, part_us: int) -> None:
         """See `QuotaCounters.give_back`. What the server cannot be told comes back with the minute."""
@@ -89,7 +89,8 @@ class RedisQuotas:
         if charge.is_local:
             self._own.give_back(charge, part_us)
         else:
-            self._server.run([(GIVE_BACK, [self._key(charge.tenant)], [str(part_us).encode()])])
+            arguments = [str(part_us).encode(), str(charge.paid_us).encode()]
+            self._server.run([(GIVE_BACK, [self._key(charge.tenant)], arguments)])
 
     def check_integrity(self) -> None:
         """See `QuotaCounters.check_integrity`."""

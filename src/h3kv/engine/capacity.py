@@ -23,7 +23,7 @@ class Census:
 
 
 class Capacity:
-    """Counts sequences in and out, so that all that run can reach their longest. Not thread-safe.
+    """Counts sequences in and out, so that all that run have the room that they are sure of. Not thread-safe.
 
     Args:
         layout: of all stores.

@@ -7,8 +7,9 @@
 Answers take their tokens together, in one pass over the weights. Prompts take chunks one after the other, each cut into
 turns, so that no answer waits for a whole chunk.
 
-A request starts when room for its worst case is reserved, in the order of submission. From then on it needs nothing
-more, so it can always finish, and two requests never wait for each other's room.
+A request starts when there is room for its prompt and the beginning of its answer, in the order of submission. Of
+those that outgrow the room together the one that came last is suspended: it waits in front of all others, and goes on
+where it was. So the one that came first can always finish, and two requests never wait for each other's room.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ class Engine:
             model, pool, self, chunks=_chunk_rule(pool, config), device=device, clock=clock, reporter=self._reporter
         )
         self._report()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a sequence has room, so that a step advances it."""
+        return bool(self._running)
 
     @property
     def has_work(self) -> bool:
@@ -214,7 +220,8 @@ class Engine:
                 self._waiting.popleft()
                 self._fail(waiting.id, failure_of(error))
             else:
-                self._reporter.started(self._running[-1].statistics())
+                if waiting.suspended is None:
+                    self._reporter.started(self._running[-1].statistics())
             self._report()
 
     def _start(self, waiting: WaitingRequest) -> None:
@@ -310,19 +317,25 @@ class Engine:
         The one that came last gives its room back and waits in front of all others. What it computed stays, in the
         lower tiers if need be, and is found again when it goes on.
         """
-        if len(self._running) == 1:
+        is_alone = len(self._running) == 1
+        if is_alone and sequence.kv.reserved_blocks >= sequence.kv.blocks_max:
             self.failed(sequence, error)
             return
         last = max(self._running, key=lambda each: each.id)
-        tokens = last.tokens
-        need = need_of(last.request, self._fingerprint, retrieves=self._retrieval is not None, tokens=tokens)
+        # One that is alone gives up what it found of others until there is room for all of it.
+        need = need_of(
+            last.request,
+            self._fingerprint,
+            retrieves=self._retrieval is not None,
+            tokens=last.tokens,
+            reserves_all=is_alone,
+        )
         last.suspend()
-        self._end(last)
         self._waiting.appendleft(WaitingRequest(last.id, last.request, need, last.submitted_ns, suspended=last))
-        # Only the end of another one gives it the room that was too little for both.
-        self._may_admit = False
         self._reporter.suspended()
-        self._report()
+        self._end(last)
+        # Only the end of another one gives it the room that was too little for both.
+        self._may_admit = is_alone
 
     def _dispatch(self, events: list[Event]) -> None:
         """Sort events into the streams that wait for them."""

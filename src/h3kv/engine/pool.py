@@ -44,6 +44,8 @@ from h3kv.policy.window import CHUNK_BLOCKS_MAX, SEQUENCES_MAX, DevicePlan, plan
 from h3kv.tiers.host import RegionStore
 from h3kv.tiers.index_store import IndexStore
 
+assert SEQUENCES_MAX <= native.LINEAR_ROWS_MAX, "rows of one pass are the same whoever else is in it, up to so many"
+
 SETTLE_NS = 30 * NS_PER_S
 """Longest time that closing waits for what is still to be written."""
 
@@ -225,6 +227,7 @@ class KvPool:
                         need.rooms,
                         keys=list(need.keys),
                         window=self._make_window(),
+                        blocks_max=need.blocks,
                         reserved_blocks=need.reserved_blocks,
                         committed_blocks=blocks,
                         retrieves=need.retrieves,
@@ -245,9 +248,11 @@ class KvPool:
         """
         if kv.tokens < kv.reserved_blocks * BLOCK_TOKENS:
             return
-        self.capacity.extend(ANSWER_BLOCKS_RESERVED)
-        kv.reserved_blocks += ANSWER_BLOCKS_RESERVED
-        kv.committed_blocks += ANSWER_BLOCKS_RESERVED
+        more = min(ANSWER_BLOCKS_RESERVED, kv.blocks_max - kv.reserved_blocks)
+        assert more > 0, "a sequence outgrows its longest"
+        self.capacity.extend(more)
+        kv.reserved_blocks += more
+        kv.committed_blocks += more
 
     def lose(self, slab: SlabKey) -> None:
         """A slab cannot be read: its segment is found no more, and whoever holds it computes it again."""
@@ -283,7 +288,8 @@ class KvPool:
         """
         slabs = [slab for kv in sequences for slab in kv.cache.cold_slabs()]
         if slabs and self.stream is not None:
-            self.stream.plan(sorted(slabs, key=lambda slab: slab.layer), repeats=len(sequences) == self.running)
+            in_order = sorted(dict.fromkeys(slabs), key=lambda slab: slab.layer)
+            self.stream.plan(in_order, repeats=len(sequences) == self.running)
         return bool(slabs)
 
     def open_private(self) -> SequenceKv:

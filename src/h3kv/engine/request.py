@@ -44,7 +44,7 @@ class SamplingParameters:
     seed: int = 0
     """Start of the random numbers. The same seed and scores give the same tokens."""
     max_new_tokens: int = 256
-    """Longest answer. Room for all of it is reserved before the request starts."""
+    """Longest answer."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these."""
     stop_token_ids: tuple[int, ...] = ()

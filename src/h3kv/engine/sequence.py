@@ -125,6 +125,7 @@ class RunningSequence:
         self.submitted_ns = submitted_ns
         self._started_ns = started_ns
         self._prefill_ns = 0
+        self._read_tokens = 0
         self._token_times_ns: list[int] = []
 
     def suspend(self) -> None:
@@ -191,14 +192,15 @@ class RunningSequence:
                 return []
         choice = self._sampler.choose(logits_TV[-1]) if is_last else None
         ended_ns = clock.now_ns()
-        with interrupts_deferred():
-            self.kv.settle(self.tokens)
         events: list[Event] = []
         spent_ns += ended_ns - began_ns
         on_read(start, end - start, spent_ns)
         if start < self.prompt_tokens and not self._token_times_ns:
             self._prefill_ns += spent_ns
-            events.append(PrefillProgress(self.id, end, sum(self._reused_tokens.values()), self.prompt_tokens))
+            # What is read again after it was lost is no progress.
+            self._read_tokens = max(self._read_tokens, end)
+            found = sum(self._reused_tokens.values())
+            events.append(PrefillProgress(self.id, self._read_tokens, found, self.prompt_tokens))
         if choice is not None:
             events.append(self._accept(choice, ended_ns))
         return events
@@ -234,10 +236,12 @@ class RunningSequence:
             NumericsError: the scores are none.
         """
         self._attended.add(self.kv.tokens, before, self.kv.cache.meter)
-        choice = self._sampler.choose(logits_V)
+        return self._accept(self._sampler.choose(logits_V), now_ns)
+
+    def settle(self) -> None:
+        """After a chunk or a token: let go of what leaves the window. Raises TierFullError: that finds no room."""
         with interrupts_deferred():
             self.kv.settle(self.tokens)
-        return self._accept(choice, now_ns)
 
     def statistics(self) -> RequestStatistics:
         """Counts and times so far."""

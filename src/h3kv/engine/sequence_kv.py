@@ -44,6 +44,7 @@ class SequenceKv:
             parts.
         keys: the root key, then those of the prompt's whole blocks; taken over. None: it shares nothing.
         window: its blocks on the device; None where its home is the device.
+        blocks_max: of it at its longest.
         reserved_blocks: that it is sure of; with eager parts, those that are opened now.
         committed_blocks: what it was counted in with.
         retrieves: whether it will decode under retrieval, so that its indexes stay in memory from now on.
@@ -60,10 +61,12 @@ class SequenceKv:
         *,
         keys: list[BlockKey] | None,
         window: Window | None,
+        blocks_max: int = 0,
         reserved_blocks: int = 0,
         committed_blocks: int = 0,
         retrieves: bool = False,
     ) -> None:
+        self.blocks_max = blocks_max
         self.reserved_blocks = reserved_blocks
         self.committed_blocks = committed_blocks
         self.recomputed_tokens = 0

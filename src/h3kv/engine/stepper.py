@@ -17,11 +17,11 @@ from typing import Final, Protocol
 
 import torch
 
-from h3kv.attention.retrieval import RetrievalMeter
 from h3kv.core.errors import H3Error, SlabCorruptError, SlabUnavailableError, TierFullError
 from h3kv.core.ports import Clock
 from h3kv.engine.events import Event, TokenGenerated
 from h3kv.engine.failures import failure_of
+from h3kv.engine.interrupts import interrupts_deferred
 from h3kv.engine.pool import KvPool
 from h3kv.engine.reporting import Reporter
 from h3kv.engine.request import RequestId
@@ -98,8 +98,9 @@ class Stepper:
         self._clock = clock
         self._reporter = reporter
         self._reading: _Reading | None = None
-        # Answers that take their token in this step.
-        self._ready: list[RunningSequence] = []
+        # Sequences that were taken off in this step, and how many ever were.
+        self._gone: set[RunningSequence] = set()
+        self._taken_off = 0
         # What the last token of all answers took, and whether it read the cold store.
         self._token_ns = 0
         self._reads_cold = False
@@ -112,6 +113,8 @@ class Stepper:
         Args:
             running: whose turn it is to read comes first; it goes to the end once its chunk was read.
         """
+        self._gone.clear()
+        self._reads_cold = False
         answers = [sequence for sequence in running if sequence.is_answering]
         if answers:
             self._answer(answers)
@@ -123,25 +126,30 @@ class Stepper:
         if self._reading is not None and self._reading.sequence is sequence:
             self._reading.steps.close()
             self._reading = None
-        if sequence in self._ready:
-            self._ready.remove(sequence)
+        self._gone.add(sequence)
+        self._taken_off += 1
 
     def _answer(self, answers: list[RunningSequence]) -> None:
         began_ns = self._clock.now_ns()
-        self._ready = []
-        for sequence in answers:
-            # One before it may have taken its room.
-            if not sequence.is_suspended and self._makes_ready(sequence):
-                self._ready.append(sequence)
-        ready, self._ready = self._ready, []
+        ready = self._make_ready(answers)
         self._reads_cold = self._pool.read_ahead([sequence.kv for sequence in ready])
         if ready:
             self.before_step([sequence.id for sequence in ready], False)
             self._answer_together(ready)
         self._token_ns = self._clock.now_ns() - began_ns
 
-    def _makes_ready(self, sequence: RunningSequence) -> bool:
-        """Whether a sequence can take its token now."""
+    def _make_ready(self, answers: list[RunningSequence]) -> list[RunningSequence]:
+        """Those that can take their token now.
+
+        Where one is taken off, what it leaves may move what others read: all are made ready anew then.
+        """
+        while True:
+            taken_off = self._taken_off
+            ready = [sequence for sequence in answers if sequence not in self._gone and self._is_ready(sequence)]
+            if taken_off == self._taken_off:
+                return ready
+
+    def _is_ready(self, sequence: RunningSequence) -> bool:
         try:
             self._pool.grow(sequence.kv)
             sequence.begin_token()
@@ -164,28 +172,28 @@ class Stepper:
             guilty = sequences if batch.current is None else [sequences[batch.current]]
             if len(guilty) == 1:
                 self._charge(guilty, error)
-            else:
-                for sequence in guilty:
-                    self._answer_together([sequence])
+                return
+            for sequence in guilty:
+                # The one before may have moved what this one reads.
+                for ready in self._make_ready([sequence]):
+                    self._answer_together([ready])
             return
         except BaseException as error:
             self._charge(sequences, error)
             raise
         now_ns = self._clock.now_ns()
         for row, sequence in enumerate(sequences):
-            self._end_token(sequence, logits_BV[row], now_ns, before=reads[row])
+            if sequence in self._gone:
+                # It gave its room to one before it: this token is computed again when it goes on.
+                continue
+            try:
+                event = sequence.end_token(logits_BV[row], now_ns, before=reads[row])
+            except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
+                self._charge([sequence] if isinstance(error, Exception) else sequences[row:], error)
+                continue
+            self._reporter.stepped(prefill_tokens=0, decode_tokens=1)
             self._reporter.retrieved(reads[row], sequence.kv.cache.meter)
-
-    def _end_token(
-        self, sequence: RunningSequence, logits_V: torch.Tensor, now_ns: int, *, before: RetrievalMeter
-    ) -> None:
-        try:
-            event = sequence.end_token(logits_V, now_ns, before=before)
-        except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
-            self._charge([sequence], error)
-            return
-        self._reporter.stepped(prefill_tokens=0, decode_tokens=1)
-        self._note(sequence, [event])
+            self._note(sequence, [event])
 
     def _read(self, running: deque[RunningSequence], limit_ns: int) -> None:
         """A turn of reading: of the chunk that is under way, or of the next one of whoever is first in the row."""
@@ -196,13 +204,16 @@ class Stepper:
         self.before_step([sequence.id], True)
         try:
             events = self._take_turn(reading, limit_ns)
+        except TierFullError as error:
+            self._reading = None
+            self._listener.crowded(sequence, error)
+            return
         except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
             self._reading = None
             self._charge([sequence], error)
             return
         if events is None:
             return
-        self._reading = None
         running.remove(sequence)
         running.append(sequence)
         read_tokens = min(sequence.kv.tokens, sequence.prompt_tokens) - reading.start
@@ -230,17 +241,26 @@ class Stepper:
             try:
                 next(reading.steps)
             except StopIteration as end:
-                events: list[Event] = end.value
-                return events
+                self._reading = None
+                events: list[Event] | None = end.value
+                return events or []
             now_ns = self._clock.now_ns()
             if not is_whole and not goes_on(now_ns - began_ns, now_ns - step_began_ns, limit_ns):
                 return None
             step_began_ns = now_ns
 
     def _note(self, sequence: RunningSequence, events: Sequence[Event]) -> None:
+        """A chunk or a token has ended."""
         self._listener.emit(events)
         if sequence.finish_reason is not None:
             self._listener.ended(sequence, sequence.finish_reason)
+            return
+        try:
+            sequence.settle()
+        except TierFullError as error:
+            self._listener.crowded(sequence, error)
+        except BaseException as error:  # noqa: BLE001  (charged to the sequence, or raised again)
+            self._charge([sequence], error)
 
     def _charge(self, sequences: Sequence[RunningSequence], error: BaseException) -> None:
         """A step of sequences went wrong: they end, or go back to compute what was lost in their next steps.
@@ -262,6 +282,8 @@ class Stepper:
         self._reporter.lost(error)
         if isinstance(error, SlabCorruptError):
             self._pool.lose(error.key)
+            with interrupts_deferred():
+                sequence.kv.refresh()
         else:
             sequence.kv.forget_from(error.key)
         sequence.losses += 1

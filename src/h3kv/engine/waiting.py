@@ -43,7 +43,12 @@ class WaitingRequest:
 
 
 def need_of(
-    request: Request, fingerprint: bytes, *, retrieves: bool = False, tokens: Sequence[int] | None = None
+    request: Request,
+    fingerprint: bytes,
+    *,
+    retrieves: bool = False,
+    tokens: Sequence[int] | None = None,
+    reserves_all: bool = False,
 ) -> KvNeed:
     """What a request needs to start. Hashes its tokens.
 
@@ -52,6 +57,7 @@ def need_of(
         fingerprint: digest of everything but the tokens that decides the KV.
         retrieves: whether it decodes under retrieval.
         tokens: prompt and what there is of the answer, of one that goes on; None: it begins.
+        reserves_all: whether it starts only where it is sure of its longest.
     """
     root = root_key(fingerprint, request.tenant)
     known: Sequence[int] = request.prompt if tokens is None else tokens
@@ -62,6 +68,6 @@ def need_of(
         prompt_blocks=len(known) // BLOCK_TOKENS,
         blocks=blocks,
         # Indexes are counted in when it starts, and not again.
-        reserved_blocks=blocks if retrieves else reserved_blocks(len(known), blocks),
+        reserved_blocks=blocks if retrieves or reserves_all else reserved_blocks(len(known), blocks),
         retrieves=retrieves,
     )

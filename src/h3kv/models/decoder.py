@@ -139,10 +139,12 @@ class Decoder:
             attended_THD = yield from cache.attend_steps(index, q_THD[-rows:], k_TKD, v_TKD)
             x_TI = self._mix(attended_THD, x_TI[-rows:], layer)
             yield
-        cache.advance(tokens)
         if logits == "none":
-            return torch.empty(0, config.vocabulary_size, dtype=torch.float32, device=x_TI.device)
-        return kernels.logits(x_TI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+            scores_TV = torch.empty(0, config.vocabulary_size, dtype=torch.float32, device=x_TI.device)
+        else:
+            scores_TV = kernels.logits(x_TI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+        cache.advance(tokens)
+        return scores_TV
 
     @torch.inference_mode()
     def decode(self, token_ids_B: Tensor, batch: TokenBatch) -> Tensor:
@@ -161,8 +163,10 @@ class Decoder:
             qkv_BE = kernels.norm_linear(x_BI, layer.attention_norm_I, config.norm_eps, layer.qkv)
             q_BHD, k_BKD, v_BKD = kernels.rotate(qkv_BE, rotary, config.head_geometry, layer.qk_norms)
             x_BI = self._mix(batch.attend(index, q_BHD, k_BKD, v_BKD), x_BI, layer)
+        scores_BV = kernels.logits(x_BI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+        # Last of all: whatever went wrong before, the tokens may be computed again.
         batch.advance()
-        return kernels.logits(x_BI, weights.final_norm_I, config.norm_eps, weights.lm_head)
+        return scores_BV
 
     def _mix(self, attended_THD: Tensor, x_TI: Tensor, layer: LayerWeights) -> Tensor:
         """What a layer does with its attention."""

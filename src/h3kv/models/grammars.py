@@ -6,20 +6,19 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import enum
-import functools
 import json
-import signal
 import subprocess
 import sys
 import threading
-from typing import Final
+from collections import OrderedDict
+from typing import Final, TypeVar
 
 import llguidance
 import numpy as np
 import torch
 from torch import Tensor
 
-from h3kv.core.errors import HostMemoryError, InternalError, RequestError
+from h3kv.core.errors import HostMemoryError, InternalError, PeerBusyError, RequestError
 from h3kv.models import grammar_probe
 from h3kv.models.json_text import read_json
 from h3kv.models.tokenizer import Tokenizer
@@ -31,7 +30,13 @@ GRAMMAR_DEPTH_MAX: Final = 64
 """Of arrays and objects within one another in a schema. The library itself refuses more than twice as many."""
 
 GRAMMARS_MAX: Final = 64
-"""Compiled grammars that are kept: requests repeat few of them."""
+"""Compiled grammars that are kept: requests repeat few of them. As many refusals are kept, which cost as much."""
+
+WAITERS_MAX: Final = 8
+"""Requests that wait for their grammars to be compiled: more would only wait for longer."""
+
+WAIT_S_MAX: Final = 10.0
+"""How long each of them does."""
 
 PROBE_S_MAX: Final = 30
 """For the probe to end by its limits, on a machine that has much else to do."""
@@ -45,6 +50,10 @@ compile in time that grows with their number."""
 
 _WHITESPACE: Final = r"[ \t\r\n]{0,64}"
 """Between two tokens of JSON. With a bound, a model that writes nothing else comes to its end."""
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class GrammarKind(enum.StrEnum):
@@ -123,9 +132,12 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._vocabulary, self._problem = _vocabulary(tokenizer)
         self._limits = grammar_probe.limits()
-        # Compiling takes one core at most: others compute answers.
+        # Held while one is compiled, which takes one core at most: others compute answers.
         self._compiling = threading.Lock()
-        self._compiled = functools.lru_cache(GRAMMARS_MAX)(self._compile)
+        self._keeping = threading.Lock()
+        self._waiters = threading.BoundedSemaphore(WAITERS_MAX)
+        self._kept: OrderedDict[tuple[GrammarKind, str], CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[tuple[GrammarKind, str], str] = OrderedDict()
 
     def compile(self, kind: GrammarKind, text: str = "") -> CompiledGrammar:
         """What makes matchers of a grammar.
@@ -137,6 +149,7 @@ class GrammarCompiler:
         Raises:
             RequestError: it is too large, too complex or not valid, needs what the library has not, or the model has no
                 end token.
+            PeerBusyError: too many others are compiled before it, or the machine has too much else to do.
             HostMemoryError: the system has no room for the process that tries it.
 
         Cost: milliseconds for most schemas, 0.1 s for those with patterns and the like, up to seconds at the limits;
@@ -148,22 +161,69 @@ class GrammarCompiler:
             raise RequestError("response_format: the grammar is not UTF-8 text; correct it") from error
         if size > GRAMMAR_BYTES_MAX:
             raise RequestError(f"response_format: the grammar has {size} bytes; up to {GRAMMAR_BYTES_MAX} are allowed")
-        return self._compiled(kind, text)
-
-    def _compile(self, kind: GrammarKind, text: str) -> CompiledGrammar:
         if self._vocabulary is None:
             raise RequestError(f"response_format: this model cannot follow grammars ({self._problem}); leave it out")
+        found = self._find(kind, text)
+        if found is not None:
+            return found
+        if not self._waiters.acquire(blocking=False):
+            raise _busy(f"{WAITERS_MAX} grammars wait to be compiled")
+        try:
+            if not self._compiling.acquire(timeout=WAIT_S_MAX):
+                raise _busy(f"others were compiled for {WAIT_S_MAX:.0f} s before it")
+            try:
+                # Whoever was before may have wanted the same.
+                return self._find(kind, text) or self._try(kind, text, self._vocabulary)
+            finally:
+                self._compiling.release()
+        finally:
+            self._waiters.release()
+
+    def _find(self, kind: GrammarKind, text: str) -> CompiledGrammar | None:
+        """One that was asked for lately. Raises RequestError where it was refused then."""
+        key = (kind, text)
+        with self._keeping:
+            if (reason := self._refused.get(key)) is not None:
+                self._refused.move_to_end(key)
+                raise RequestError(reason)
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+            return found
+
+    def _try(self, kind: GrammarKind, text: str, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
+        """Compile one, and keep what comes of it: it may be asked for again."""
+        try:
+            compiled = self._compile(kind, text, vocabulary)
+        except RequestError as error:
+            with self._keeping:
+                _keep(self._refused, (kind, text), str(error))
+            raise
+        with self._keeping:
+            _keep(self._kept, (kind, text), compiled)
+        return compiled
+
+    def _compile(self, kind: GrammarKind, text: str, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
         grammar = _grammar(kind, text)
-        with self._compiling:
-            if kind is GrammarKind.LARK or any(f'"{keyword}"' in grammar for keyword in _HARD_KEYWORDS):
-                _probe(grammar)
-            start = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
-            # What the first mask needs is made here once, and not for each answer.
-            start.compute_bitmask()
+        if kind is GrammarKind.LARK or any(f'"{keyword}"' in grammar for keyword in _HARD_KEYWORDS):
+            _probe(grammar)
+        start = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=self._limits)
+        # What the first mask needs is made here once, and not for each answer.
+        start.compute_bitmask()
         if start.is_error():
             reason = _line(start.get_error())
             raise RequestError(f"response_format: the {kind.value} cannot be followed ({reason}); change it")
-        return CompiledGrammar(start, self._vocabulary.vocab_size)
+        return CompiledGrammar(start, vocabulary.vocab_size)
+
+
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Keep one more, and forget what was asked for longest ago."""
+    kept[key] = value
+    while len(kept) > GRAMMARS_MAX:
+        kept.popitem(last=False)
+
+
+def _busy(reason: str) -> PeerBusyError:
+    return PeerBusyError(f"response_format: the grammar was not compiled ({reason}): repeat it later", peer="grammars")
 
 
 def _vocabulary(tokenizer: Tokenizer) -> tuple[llguidance.LLTokenizer | None, str]:
@@ -196,12 +256,13 @@ def _probe(grammar: str) -> None:
     try:
         # The command is this package's own; the grammar is its input.
         ended = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=PROBE_S_MAX, check=False)  # noqa: S603
-        code, said = ended.returncode, ended.stderr.decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        code, said = -signal.SIGKILL, ""
+    except subprocess.TimeoutExpired as error:
+        # Its limits are of processor time: it did not get any.
+        raise _busy(f"trying it took longer than {PROBE_S_MAX} s") from error
     except OSError as error:
         message = f"a grammar could not be tried in a process of its own ({error}): free memory or processes"
         raise HostMemoryError(message, needed_bytes=None, available_bytes=None) from error
+    code, said = ended.returncode, ended.stderr.decode(errors="replace")
     if code > 0:
         raise InternalError(f"the probe of a grammar failed ({_line(said[-REASON_CHARACTERS:])}): report it")
     if code < 0:

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import torch
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models
 
-from h3kv.core.errors import RequestError
+from h3kv.core.errors import PeerBusyError, RequestError
 from h3kv.engine.grammar import Grammar, Matcher
+from h3kv.models import grammars
 from h3kv.models.gguf_file import GgufFile
 from h3kv.models.gguf_tokenizer import tokenizer_from_gguf
 from h3kv.models.grammars import GRAMMAR_BYTES_MAX, GRAMMARS_MAX, GrammarCompiler, GrammarKind
@@ -174,6 +176,34 @@ def test_grammars_are_kept_by_their_text(compiler: GrammarCompiler) -> None:
     for number in range(GRAMMARS_MAX):
         compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}')
     assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is not kept
+
+
+def test_what_was_refused_is_not_tried_again(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"type": "string", "pattern": "(?=a)again"}'
+    with pytest.raises(RequestError, match="look-around") as first:
+        compiler.compile(GrammarKind.JSON_SCHEMA, text)
+    # Trying it would need this.
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(RequestError) as second:
+        compiler.compile(GrammarKind.JSON_SCHEMA, text)
+    assert str(second.value) == str(first.value)
+
+
+def test_requests_that_wait_for_a_long_row_of_grammars_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "WAIT_S_MAX", 0.01)
+    compiler = GrammarCompiler(TOKENIZER)
+    kept = compiler.compile(GrammarKind.JSON_OBJECT)
+    with compiler._compiling:
+        with pytest.raises(PeerBusyError, match="repeat it later"):
+            compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+        assert compiler.compile(GrammarKind.JSON_OBJECT) is kept
+    for _ in range(grammars.WAITERS_MAX):
+        compiler._waiters.acquire()
+    with pytest.raises(PeerBusyError, match="wait to be compiled"):
+        compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    for _ in range(grammars.WAITERS_MAX):
+        compiler._waiters.release()
+    compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
 
 
 def test_compiling_in_many_threads_gives_what_one_gives(compiler: GrammarCompiler) -> None:

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
-from h3kv.core.client_limits import ANSWERS_AT_A_TIME_MAX
 from h3kv.rpc.call_context import CallContext
 from services.gateway.openai import Asked
 from services.gateway.worker import Worker
@@ -71,16 +70,16 @@ class _Run:
         worker: which computes.
         call: id and trace of the request.
         asked: for all of them.
-        admission: id under which gpu_worker has their prompts.
+        admission: under which gpu_worker has their prompts.
     """
 
-    def __init__(self, worker: Worker, call: CallContext, asked: Asked, admission: bytes) -> None:
+    def __init__(self, worker: Worker, call: CallContext, asked: Asked, admission: pb.AdmitResponse) -> None:
         self.events: asyncio.Queue[tuple[int, pb.GenerateResponse | Exception]] = asyncio.Queue(EVENTS_HELD_MAX)
         self._worker = worker
         self._call = call
         self._asked = asked
         self._admission = admission
-        self._room = asyncio.Semaphore(ANSWERS_AT_A_TIME_MAX)
+        self._room = asyncio.Semaphore(max(admission.answers_at_a_time, 1))
 
     def begin(self) -> list[asyncio.Task[None]]:
         """A task for each choice, in their order."""
@@ -105,7 +104,7 @@ class _Run:
 
     def _events(self, prompt: int, place: int) -> AsyncGenerator[pb.GenerateResponse]:
         request = pb.GenerateRequest(
-            admitted=pb.AdmittedPrompt(id=self._admission, prompt=prompt),
+            admitted=pb.AdmittedPrompt(id=self._admission.id, prompt=prompt),
             sampling=self._asked.sampling_of(place),
             tenant=self._asked.prompts[prompt].tenant,
         )

@@ -86,12 +86,11 @@ class Worker:
         return found.is_erased
 
     @contextlib.asynccontextmanager
-    async def admitted(self, request: pb.AdmitRequest, context: CallContext) -> AsyncIterator[bytes]:
-        """The id under which gpu_worker holds prompts and room for their answers, until this is left. Raises H3Error."""
+    async def admitted(self, request: pb.AdmitRequest, context: CallContext) -> AsyncIterator[pb.AdmitResponse]:
+        """Prompts and room for their answers, which gpu_worker holds until this is left. Raises H3Error."""
         stream = self._channel.stream(self._stub.Admit, request, context=context, timeout_ns=self._answer_ns)
         try:
-            found: pb.AdmitResponse = await anext(stream)
-            yield found.id
+            yield await anext(stream)
         finally:
             await stream.aclose()
 

@@ -264,5 +264,5 @@ def _likely(entry: pb.TokenLogprob) -> Fields:
 
 
 def _logprob(entry: pb.TokenLogprob) -> float | None:
-    """JSON has no infinity: what cannot be has the number that OpenAI's API writes for it. What is no number is null."""
+    """JSON has no infinity: what cannot be has the number that OpenAI's API writes for it; what is none is null."""
     return None if math.isnan(entry.logprob) else max(entry.logprob, IMPOSSIBLE)

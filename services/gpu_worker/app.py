@@ -69,7 +69,8 @@ def serve() -> None:
 
 
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
-    threads = settings.requests_max + CALLS_BESIDE_ANSWERS
+    # Of two requests that are admitted together, a third call holds the room.
+    threads = settings.requests_max * 3 // 2 + CALLS_BESIDE_ANSWERS
     server = RpcServer(replace(settings.server(), threads=threads, calls_max=threads + CALLS_BESIDE_ANSWERS))
     recorder, clock = WorkerRecorder(telemetry.metrics), MonotonicClock()
     model = load(settings.node, on_progress=lambda *_: stop.check()).model
@@ -113,9 +114,10 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     served = Served(
         identity=types_pb2.ProcessIdentity(name=settings.instance, boot_token=boot_token),
         model=describe_model(settings, model, node),
-        prompts=PromptReader(node.tokenizer, settings.engine.max_new_tokens, documents.documents),
+        prompts=_prompt_reader(settings, node, documents),
         documents=documents,
         quota=TokenQuota(counters, telemetry.metrics),
+        shares=RequestShares(settings.requests_max, name=settings.instance),
         loop=loop,
         observer=observer,
         tracer=telemetry.tracer,
@@ -129,6 +131,17 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
     _answer(settings, server, served, stop)
 
 
+def _prompt_reader(settings: Settings, node: Node, documents: KeptDocuments) -> PromptReader:
+    """Answers whose requests name no length end with the context, unless settings say otherwise.
+
+    Under retrieval room for all of an answer is reserved at its begin: then the default of the settings holds.
+    """
+    is_told = "max_new_tokens" in settings.engine.model_fields_set or settings.attention.mode == "retrieval"
+    room_tokens = min(node.config.max_context, node.pool.capacity.blocks * BLOCK_TOKENS)
+    length = settings.engine.max_new_tokens if is_told else None
+    return PromptReader(node.tokenizer, length, documents.documents, room_tokens=room_tokens)
+
+
 def _start(server: RpcServer, served: Served, node: Node, *, stop: StopSignal, stack: contextlib.ExitStack) -> None:
     """Begin; the stack ends all of it the other way round, and checks what is left behind."""
 
@@ -136,6 +149,7 @@ def _start(server: RpcServer, served: Served, node: Node, *, stop: StopSignal, s
         if stop.failure is None:
             node.check_integrity()
             served.documents.check_integrity()
+            served.shares.check_integrity()
 
     server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
     server.start()
@@ -155,7 +169,7 @@ def _answer(settings: Settings, server: RpcServer, served: Served, stop: StopSig
     server.announce(is_serving=False)
     log_event(_log, "draining", {spans.PEER: settings.instance})
     # What is being read is read again by the next process: no answer waits for that.
-    served.documents.stop()
+    served.documents.end()
     served.loop.drain(settings.drain_ns)
     server.stop(grace_ns=CALLS_END_NS)
 

@@ -50,8 +50,13 @@ class KeptDocuments:
         self.keeper.start()
         self.reader.start()
 
+    def end(self) -> None:
+        """Begin to end both; waits for neither."""
+        self.reader.end()
+        self.keeper.end()
+
     def stop(self) -> None:
-        """End both. Calling it again does nothing."""
+        """End both, and wait for them within a bound. Calling it again does nothing."""
         self.reader.stop()
         self.keeper.stop()
 

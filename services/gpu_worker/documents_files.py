@@ -6,7 +6,7 @@
     doc_....damaged       a record that could not be read, set aside
 
 A document is there when its record is; a text without one is a document whose upload was cut off. It is deleted when
-the `erasing` is there. Zeros lie over a text before its file goes.
+the `erasing` is there, whatever that holds. Zeros lie over a file before it goes: an `erasing` of zeros was over.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ class Kept:
 
     documents: list[DocumentRecord] = field(default_factory=list)
     erasures: list[ErasureRecord] = field(default_factory=list)
+    unknown: list[DocumentRecord] = field(default_factory=list)
+    """Deleted ones of which nobody knows any more what is left: all of their tenant is to be erased."""
 
 
 class DocumentFiles(Protocol):
-    """Keeps documents. Each call has happened when it returns; StoreError: it has not."""
+    """Keeps documents. Each call has happened when it returns; StoreError: it has not. Calls about different documents
+    may come at once.
+    """
 
     def load(self) -> Kept:
         """What is there, oldest first. Called once, before anything else."""
@@ -63,11 +67,14 @@ class DocumentFiles(Protocol):
         ...
 
     def delete(self, erasure: ErasureRecord) -> None:
-        """Forget a document and its text, and keep what is left to be erased."""
+        """Keep what is left to be erased of a document, which is deleted then, and forget its text.
+
+        What cannot be forgotten now is with `end_erasure`.
+        """
         ...
 
     def end_erasure(self, document: str) -> None:
-        """Nothing is left to be erased."""
+        """Nothing else is left to be erased."""
         ...
 
 
@@ -117,17 +124,18 @@ class FolderFiles:
             if not self._folder.exists():
                 return kept
             names = sorted(path.name for path in self._folder.iterdir() if path.is_file())
-            for name in names:
-                if name.endswith(ERASING):
-                    self._unpack(name, kept)
-            gone = {erasure.id for erasure in kept.erasures}
+            gone = {name.removesuffix(ERASING) for name in names if name.endswith(ERASING)}
+            for document in sorted(gone):
+                self._load_erasure(document, kept)
+            # Their records tell whose they were until what is left of them is written again.
+            gone -= {record.id for record in kept.unknown}
             for name in names:
                 if name.endswith(NEW) or (name.removesuffix(RECORD).removesuffix(TEXT) in gone):
                     self._destroy(name)
-                elif name.endswith(RECORD):
+                elif name.endswith(RECORD) and name.removesuffix(RECORD) + ERASING not in names:
                     self._unpack(name, kept)
-            there = {record.id for record in kept.documents} | {
-                name.removesuffix(DAMAGED) for name in self._set_aside()
+            there = {record.id for record in (*kept.documents, *kept.unknown)} | {
+                path.name.removesuffix(DAMAGED) for path in self._folder.glob(f"*{DAMAGED}")
             }
             for name in names:
                 if name.endswith(TEXT) and name.removesuffix(TEXT) not in there:
@@ -161,32 +169,51 @@ class FolderFiles:
         """See `DocumentFiles.delete`."""
         with self._mapped("cannot write"):
             self._write(erasure.id + ERASING, erasure.pack())
-            self._destroy(erasure.id + RECORD)
-            self._destroy(erasure.id + TEXT)
+        try:
+            self._forget(erasure.id)
+        except OSError as error:
+            named = {spans.DOCUMENT: erasure.id, spans.REASON: str(error)}
+            log_event(_log, "document_files_left", named, level=logging.WARNING)
 
     def end_erasure(self, document: str) -> None:
         """See `DocumentFiles.end_erasure`."""
         with self._mapped("cannot write"):
+            self._forget(document)
             self._destroy(document + ERASING)
 
-    def _set_aside(self) -> list[str]:
-        return [path.name for path in self._folder.glob(f"*{DAMAGED}")]
+    def _forget(self, document: str) -> None:
+        self._destroy(document + RECORD)
+        self._destroy(document + TEXT)
+
+    def _load_erasure(self, document: str, kept: Kept) -> None:
+        path = self._folder / (document + ERASING)
+        data = path.read_bytes()
+        try:
+            kept.erasures.append(unpack_erasure(data))
+        except ValueError as error:
+            if data and not any(data):
+                self._destroy(path.name)
+                return
+            with contextlib.suppress(ValueError, FileNotFoundError):
+                kept.unknown.append(unpack_document((self._folder / (document + RECORD)).read_bytes()))
+                return
+            self._set_aside(path, error)
 
     def _unpack(self, name: str, kept: Kept) -> None:
         path = self._folder / name
         try:
-            if name.endswith(ERASING):
-                kept.erasures.append(unpack_erasure(path.read_bytes()))
-            else:
-                kept.documents.append(unpack_document(path.read_bytes()))
+            kept.documents.append(unpack_document(path.read_bytes()))
         except ValueError as error:
-            aside = path.with_name(f"{name.rpartition('.')[0]}{DAMAGED}")
-            path.replace(aside)
-            named = {spans.ADDRESS: str(aside), spans.REASON: f"{type(error).__name__}: {error}"[:200]}
-            log_event(_log, "document_record_damaged", named, level=logging.ERROR)
+            self._set_aside(path, error)
+
+    def _set_aside(self, path: Path, error: ValueError) -> None:
+        aside = path.with_name(f"{path.name.rpartition('.')[0]}{DAMAGED}")
+        path.replace(aside)
+        named = {spans.ADDRESS: str(aside), spans.REASON: f"{type(error).__name__}: {error}"[:200]}
+        log_event(_log, "document_record_damaged", named, level=logging.ERROR)
 
     def _write(self, name: str, data: bytes) -> None:
-        """Put a whole file in place of what is there, on the disk when this returns."""
+        """Put a whole file in place of what is there, on the disk when this returns; OSError: what was there stays."""
         new = self._folder / f"{name}{NEW}"
         new.unlink(missing_ok=True)
         file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -195,7 +222,12 @@ class FolderFiles:
             written.flush()
             os.fsync(file)
         new.replace(self._folder / name)
-        self._sync_folder()
+        try:
+            self._sync_folder()
+        except OSError as error:
+            # It stands from now on. Only where the system itself stops now, the disk may have what was before.
+            named = {spans.ADDRESS: str(self._folder / name), spans.REASON: str(error)}
+            log_event(_log, "document_folder_not_flushed", named, level=logging.ERROR)
 
     def _destroy(self, name: str) -> None:
         """Zeros over a file, and then it goes. Nothing where it is not there."""

@@ -17,7 +17,10 @@ from services.gpu_worker.documents_entry import Entry
 from services.gpu_worker.documents_keeper import DocumentEngine
 
 BUSY_S: Final = 0.5
-"""Until a full queue is tried again."""
+"""Until an engine that has no time, or whose memory has to come back, is tried again."""
+END_S: Final = 5.0
+"""For the thread to end what it is doing."""
+OUR_FAULT: Final = "reading it failed: the log of the process that served it says where"
 
 _log = logging.getLogger(__name__)
 
@@ -35,20 +38,25 @@ class DocumentReader:
         self._engine = engine
         self._is_ending = threading.Event()
         self._unread = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="documents-reader")
+        # The process may end before it does: what it was doing is done by the next one.
+        self._thread = threading.Thread(target=self._run, name="documents-reader", daemon=True)
 
     def start(self) -> None:
         """Begin. The engine's thread runs already."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the document that is being read is read again by the next process. Again, nothing happens."""
+        """End the thread as `end`, and wait for it within a bound. Calling it again does nothing."""
+        self.end()
+        if self._thread.ident is not None:
+            self._thread.join(END_S)
+
+    def end(self) -> None:
+        """Read no more; the document that is being read is read again by the next process. Waits for nothing."""
         self._is_ending.set()
         self._unread.set()
         for entry in self._documents.entries():
             entry.stop()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def note(self) -> None:
         """There is something to be read."""
@@ -72,19 +80,21 @@ class DocumentReader:
                 continue
             try:
                 self._read(entry)
-            except (PeerBusyError, PeerTimeoutError):
+            except (PeerBusyError, PeerTimeoutError, PeerUnavailableError):
                 self._is_ending.wait(BUSY_S)
-            except PeerUnavailableError:
-                return
-            except H3Error as error:
-                self._documents.note_failed(entry, str(error))
-                named = {spans.DOCUMENT: entry.record.id}
-                log_event(_log, "document_failed", named, error=error, level=logging.WARNING)
+            except Exception as error:  # noqa: BLE001  (one document must not end the reading of all others)
+                self._fail(entry, error)
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        is_ours = not isinstance(error, H3Error)
+        self._documents.note_failed(entry, OUR_FAULT if is_ours else str(error))
+        level = logging.ERROR if is_ours else logging.WARNING
+        log_event(_log, "document_failed", {spans.DOCUMENT: entry.record.id}, error=error, level=level)
 
     def _read(self, entry: Entry) -> None:
         # Open before it is looked up: who deletes it meanwhile waits for this, and erases what it had.
         with self._documents.prompts.opening() as note:
-            if not self._documents.has(entry):
+            if self._is_ending.is_set() or not self._documents.has(entry):
                 return
             keys = self._documents.keys(entry)
             if self._engine.call(lambda kv, _: kv.find(keys)) is None:

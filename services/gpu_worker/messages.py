@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
@@ -16,6 +17,12 @@ from h3kv.models.tokenizer import Tokenizer
 from h3kv.rpc.convert import tier_message
 from services.gpu_worker.chats import DocumentTexts, read_chat
 
+ROOM_TOKENS: Final = 8192
+"""Prompt and answer where nobody says how much there is."""
+QUOTA_LENGTH: Final = 4096
+"""Longest answer of a tenant with a quota, where its request names none."""
+PROMPTS_MAX: Final = 64
+ANSWERS_MAX: Final = 16
 TENANT_BYTES_MAX: Final = 64
 """Of a tenant's name, and of its salt."""
 
@@ -34,18 +41,34 @@ class PromptReader:
 
     Args:
         tokenizer: of the model; its threads are its own.
-        max_new_tokens: length of an answer whose request names none.
+        max_new_tokens: length of an answer whose request names none; None: what its prompt leaves of the room.
         documents: where chats find the texts of documents; None: there are none.
+        room_tokens: that prompt and answer have together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int, documents: DocumentTexts | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_new_tokens: int | None,
+        documents: DocumentTexts | None = None,
+        *,
+        room_tokens: int = ROOM_TOKENS,
+    ) -> None:
         self.tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
+        self._room_tokens = room_tokens
         self._documents = documents
         self._grammars = GrammarCompiler(tokenizer)
 
-    def read_request(self, message: pb.GenerateRequest) -> Request:
+    def read_request(
+        self, message: pb.GenerateRequest, *, prompt: tuple[int, ...] | None = None, length_max: int | None = None
+    ) -> Request:
         """The request in a message, its grammar compiled.
+
+        Args:
+            message: as it came.
+            prompt: its tokens, where they are known already.
+            length_max: what it may be longest, and is where it says nothing; None: anything.
 
         Raises:
             RequestError: no model could answer it, or not this one.
@@ -54,7 +77,22 @@ class PromptReader:
         check_tenant(message.tenant)
         # What is cheap to refuse is refused before a long prompt is cut into tokens.
         sampling = self._sampling(message.sampling)
-        return Request(prompt=tuple(self.read_prompt(message)), sampling=sampling, tenant=message.tenant.salt)
+        read = tuple(self.read_prompt(message)) if prompt is None else prompt
+        if not message.sampling.HasField("max_new_tokens"):
+            length = length_max or self.default_length(len(read), message.tenant)
+            sampling = replace(sampling, max_new_tokens=length)
+        elif length_max is not None and sampling.max_new_tokens > length_max:
+            raise RequestError(f"max_new_tokens = {sampling.max_new_tokens}: {length_max} were admitted")
+        return Request(prompt=read, sampling=sampling, tenant=message.tenant.salt)
+
+    def default_length(self, prompt_tokens: int, tenant: pb.Tenant, *, answers: int = 1) -> int:
+        """Longest answer where a request names none: a tenant with a quota does not reserve all of it for one answer."""
+        if self._max_new_tokens is not None:
+            return self._max_new_tokens
+        length, per_minute = self._room_tokens - prompt_tokens, tokens_per_minute(tenant)
+        if per_minute is not None:
+            length = min(length, QUOTA_LENGTH, (per_minute - prompt_tokens) // answers)
+        return max(length, 1)
 
     def read_prompt(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
         """Token numbers of a prompt.
@@ -72,6 +110,8 @@ class PromptReader:
             case "text", _:
                 return self.tokenizer.encode(message.text, add_special_tokens=True)
             case "chat", _:
+                if self.tokenizer.chat_template is None:
+                    raise RequestError("messages: this model has no chat template; give it a plain prompt")
                 chat = read_chat(message.chat, tenant=message.tenant.name, documents=self._documents)
                 return self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
             case _:
@@ -83,7 +123,7 @@ class PromptReader:
             given[name] = tuple(given.get(name, ()))
         given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
         given["grammar"] = self._grammar(message.grammar) if message.HasField("grammar") else None
-        return SamplingParameters(**{"max_new_tokens": self._max_new_tokens, **given})
+        return SamplingParameters(**given)
 
     def _grammar(self, message: pb.Grammar) -> CompiledGrammar:
         match message.WhichOneof("kind"):
@@ -106,6 +146,30 @@ def check_tenant(tenant: pb.Tenant) -> None:
     for field, size in (("name", len(tenant.name.encode())), ("salt", len(tenant.salt))):
         if size > TENANT_BYTES_MAX:
             raise RequestError(f"tenant.{field} has {size} bytes: up to {TENANT_BYTES_MAX} are allowed")
+
+
+def tokens_per_minute(tenant: pb.Tenant) -> int | None:
+    """What a tenant may have; None: any number."""
+    return tenant.tokens_per_minute if tenant.HasField("tokens_per_minute") else None
+
+
+def check_admit(message: pb.AdmitRequest) -> None:
+    """Check a request of Admit but for its prompts.
+
+    Raises:
+        RequestError: a number is out of its bounds, or a prompt is another tenant's.
+    """
+    check_tenant(message.tenant)
+    rules = (
+        ("prompts", len(message.prompts), PROMPTS_MAX),
+        ("answers", message.answers, ANSWERS_MAX),
+        ("max_new_tokens", message.max_new_tokens if message.HasField("max_new_tokens") else 1, 2**31 - 1),
+    )
+    for name, value, most in rules:
+        if not 1 <= value <= most:
+            raise RequestError(f"{name} = {value}: must be 1 to {most}")
+    if any(prompt.tenant != message.tenant for prompt in message.prompts):
+        raise RequestError("prompts: each must have the tenant of the request")
 
 
 def event_message(event: Event, token_bytes: TokenBytes) -> pb.GenerateResponse:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -27,10 +28,11 @@ from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.trace_context import parse_traceparent
 from h3kv.telemetry.tracing import Attributes, Span, Tracer
+from services.gpu_worker.admissions import Counted, OpenAdmissions, RequestShares, Together
 from services.gpu_worker.documents_calls import DocumentCalls, KeptDocuments
 from services.gpu_worker.eviction import Evicted, EvictionBounds, evict_cold
 from services.gpu_worker.loop import Answer, EngineLoop
-from services.gpu_worker.messages import PromptReader, event_message, tier_tokens
+from services.gpu_worker.messages import PromptReader, check_admit, event_message, tier_tokens, tokens_per_minute
 from services.gpu_worker.metrics import Observer
 from services.gpu_worker.quota import TokenQuota
 
@@ -58,6 +60,7 @@ class Served:
     prompts: PromptReader
     documents: KeptDocuments
     quota: TokenQuota
+    shares: RequestShares
     loop: EngineLoop
     observer: Observer
     tracer: Tracer
@@ -65,14 +68,7 @@ class Served:
     """As torch names it."""
     clock: Clock
     """Of the node."""
-
-
-@dataclass(slots=True)
-class _Counted:
-    """What an answer has taken so far."""
-
-    has_begun: bool = False
-    tokens: int = 0
+    admissions: OpenAdmissions = field(default_factory=OpenAdmissions)
 
 
 class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
@@ -92,9 +88,9 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
             # Open before its documents are looked up: one that is deleted meanwhile is erased when this has ended.
             self._served.documents.prompts.opening() as note,
         ):
-            note(asked := self._served.prompts.read_request(request))
-            span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
-            with self._admitted(request.tenant, asked) as admitted:
+            with self._admitted(request) as (asked, admitted):
+                note(asked)
+                span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
                 answer = self._served.loop.submit(asked, trace=span.context)
                 try:
                     if not context.add_callback(answer.cancel):
@@ -102,6 +98,24 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
                     yield from self._events(answer, span, call, admitted)
                 finally:
                     answer.cancel()
+
+    def Admit(self, request: pb.AdmitRequest, context: grpc.ServicerContext) -> Iterator[pb.AdmitResponse]:
+        """See the protocol."""
+        check_admit(request)
+        count = len(request.prompts) * request.answers
+        at_a_time = self._served.shares.answers_at_a_time(count)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._served.shares.taking(request.tenant.name, at_a_time))
+            notes = [stack.enter_context(self._served.documents.prompts.opening()) for _ in request.prompts]
+            prompts = [tuple(self._served.prompts.read_prompt(prompt)) for prompt in request.prompts]
+            for note, prompt in zip(notes, prompts, strict=True):
+                note(Request(prompt=prompt, tenant=request.tenant.salt))
+            together = self._together(request, prompts, count)
+            name = stack.enter_context(self._served.admissions.opening(together))
+            ended = threading.Event()
+            if context.add_callback(ended.set):
+                yield pb.AdmitResponse(id=name, answers_at_a_time=at_a_time)
+                ended.wait()
 
     def Tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeResponse:
         """See the protocol."""
@@ -192,25 +206,51 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
         return self._documents.delete(request, time_s=context.time_remaining())
 
     @contextlib.contextmanager
-    def _admitted(self, tenant: pb.Tenant, asked: Request) -> Iterator[_Counted]:
-        """Count a request's tokens; in the end give back those that did not come, or all where it never began."""
-        admission = self._served.quota.admit(
-            tenant.name,
-            tenant.tokens_per_minute if tenant.HasField("tokens_per_minute") else None,
-            prompt_tokens=len(asked.prompt),
-            answer_tokens_max=asked.sampling.max_new_tokens,
+    def _admitted(self, message: pb.GenerateRequest) -> Iterator[tuple[Request, Counted]]:
+        """A request that may run, and what counts its tokens.
+
+        Those that did not come are given back in the end, or all where it never began.
+        """
+        tenant, prompts = message.tenant, self._served.prompts
+        if message.WhichOneof("prompt") == "admitted":
+            together = self._served.admissions.find(message.admitted.id, (tenant.name, tenant.salt))
+            prompt = together.prompt(message.admitted.prompt)
+            with together.answering() as counted:
+                yield prompts.read_request(message, prompt=prompt, length_max=together.length), counted
+            return
+        with self._served.shares.taking(tenant.name):
+            asked = prompts.read_request(message)
+            admission = self._served.quota.admit(
+                tenant.name,
+                tokens_per_minute(tenant),
+                prompt_tokens=len(asked.prompt),
+                answer_tokens_max=asked.sampling.max_new_tokens,
+            )
+            counted = Counted()
+            try:
+                yield asked, counted
+            finally:
+                if counted.has_begun:
+                    admission.settle(counted.tokens)
+                else:
+                    admission.cancel()
+
+    def _together(self, request: pb.AdmitRequest, prompts: list[tuple[int, ...]], count: int) -> Together:
+        """Count several answers. Raises QuotaError."""
+        tenant, tokens = request.tenant, sum(map(len, prompts))
+        length = (
+            request.max_new_tokens
+            if request.HasField("max_new_tokens")
+            else self._served.prompts.default_length(tokens, tenant, answers=count)
         )
-        counted = _Counted()
-        try:
-            yield counted
-        finally:
-            if counted.has_begun:
-                admission.settle(counted.tokens)
-            else:
-                admission.cancel()
+        admission = self._served.quota.admit(
+            tenant.name, tokens_per_minute(tenant), prompt_tokens=tokens, answer_tokens_max=length * count
+        )
+        named = (tenant.name, tenant.salt)
+        return Together(named, prompts, answers=count, length=length, admission=admission)
 
     def _events(
-        self, answer: Answer, span: Span, call: CallContext, counted: _Counted
+        self, answer: Answer, span: Span, call: CallContext, counted: Counted
     ) -> Iterator[pb.GenerateResponse]:
         outcome: Attributes = {spans.REASON: FinishReason.CANCELLED.value}
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.nvme_io_rig import linked, nvme_io, settings_for
 
+from h3kv.core.errors import TierFullError
 from h3kv.core.hashing import block_keys, root_key
 from h3kv.core.reach import Reach
 from h3kv.core.types import BlockKey
@@ -253,3 +254,21 @@ def test_document_is_erased_in_the_store_of_another_process(tmp_path: Path) -> N
         with linked(server) as link:
             run(link)
         assert server.end() == 0
+
+
+def test_held_document_that_takes_most_of_the_room_can_be_asked_about(tmp_path: Path) -> None:
+    with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
+        documents = DocumentKv(rig.pool)
+        blocks = rig.pool.capacity.blocks
+        text = prompt_tokens(5, (blocks * 2 // 3) * 64)
+        expected, _ = rig.answer([*text, 1, 2, 3], max_new_tokens=8)
+        assert documents.hold("a", keys_of(text))
+        for _ in range(2):
+            tokens, finished = rig.answer([*text, 1, 2, 3], max_new_tokens=8)
+            assert tokens == expected
+            assert finished.statistics.cached_tokens_total == len(text)
+        with pytest.raises(TierFullError):
+            rig.answer(prompt_tokens(6, len(text)), max_new_tokens=8)
+        documents.let_go("a")
+        rig.answer(prompt_tokens(6, len(text)), max_new_tokens=8)
+        rig.engine.check_integrity()

@@ -82,8 +82,8 @@ def run_node(settings: Settings, request: UpRequest) -> None:
     """Start all processes, keep them running, and end them on Ctrl-C.
 
     Raises:
-        ConfigError: `services` cannot be found, a process refuses its settings, the file of tenants cannot be used, the folder is open to others, or HTTP
-            cannot be served.
+        ConfigError: `services` cannot be found, a process refuses its settings, the file of tenants cannot be used, the folder is
+            open to others, or HTTP cannot be served.
         AddressInUseError: another node runs in the folder.
         PeerUnavailableError: a process does not serve in time.
     """

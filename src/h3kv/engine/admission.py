@@ -27,18 +27,19 @@ def check_context(request: Request, context_tokens: int) -> None:
         )
 
 
-def check_memory(request: Request, pool: KvPool) -> None:
+def check_memory(request: Request, pool: KvPool, *, held_blocks: int) -> None:
     """Check that otherwise empty tiers hold the request at its worst: nothing found, longest answer.
 
     Args:
         request: checked against the context.
         pool: whose tiers are to hold it.
+        held_blocks: of the prompt, which documents hold.
 
     Raises:
         TierFullError: they do not; the message has the sum and the cap that would do.
     """
     prompt, answer = len(request.prompt), request.sampling.max_new_tokens
-    blocks, room_blocks = count_blocks(bound_cached_tokens(prompt, answer)), pool.capacity.blocks
+    blocks, room_blocks = count_blocks(bound_cached_tokens(prompt, answer)), pool.capacity.blocks + held_blocks
     if blocks <= room_blocks:
         return
     block_bytes, tiers = pool.layout.block_bytes, pool.statistics()

@@ -114,8 +114,8 @@ class Engine:
         """
         request.check(self._config.vocabulary_size)
         check_context(request, self._config.max_context)
-        check_memory(request, self._pool)
         need = need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
+        check_memory(request, self._pool, held_blocks=self._pool.held_blocks(need))
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
         self._waiting.append(waiting)

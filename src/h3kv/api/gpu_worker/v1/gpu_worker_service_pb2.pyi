@@ -161,18 +161,48 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Iterable[_Union[TierTokens, _Mapping]]] = ..., generated_tokens: _Optional[int] = ..., waiting_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., inter_token_ns_mean: _Optional[int] = ..., inter_token_ns_max: _Optional[int] = ..., recall: _Optional[float] = ..., attended_fraction: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "chat", "sampling", "tenant")
+    __slots__ = ("text", "tokens", "chat", "admitted", "sampling", "tenant")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: Tokens
     chat: Chat
+    admitted: AdmittedPrompt
     sampling: Sampling
     tenant: Tenant
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., admitted: _Optional[_Union[AdmittedPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class AdmittedPrompt(_message.Message):
+    __slots__ = ("id", "prompt")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    prompt: int
+    def __init__(self, id: _Optional[bytes] = ..., prompt: _Optional[int] = ...) -> None: ...
+
+class AdmitRequest(_message.Message):
+    __slots__ = ("prompts", "answers", "max_new_tokens", "tenant")
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedCompositeFieldContainer[GenerateRequest]
+    answers: int
+    max_new_tokens: int
+    tenant: Tenant
+    def __init__(self, prompts: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ..., answers: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class AdmitResponse(_message.Message):
+    __slots__ = ("id", "answers_at_a_time")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_AT_A_TIME_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    answers_at_a_time: int
+    def __init__(self, id: _Optional[bytes] = ..., answers_at_a_time: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("progress", "token", "finished")

@@ -43,6 +43,11 @@ class GpuWorkerServiceStub:
                 request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Admit = channel.unary_stream(
+                '/h3kv.api.gpu_worker.v1.GpuWorkerService/Admit',
+                request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitRequest.SerializeToString,
+                response_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/h3kv.api.gpu_worker.v1.GpuWorkerService/Tokenize',
                 request_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.TokenizeRequest.SerializeToString,
@@ -114,8 +119,19 @@ class GpuWorkerServiceServicer:
         step, and its room and pins are given back. At the deadline it ends with PEER_TIMEOUT. After an error nothing of
         the sequence is left, and its whole blocks may be reused.
         Errors: REQUEST, CONTEXT_LENGTH, HOST_MEMORY, TIER_FULL (more than ever fits), SLAB_UNAVAILABLE (the caller may try
-        again), PEER_BUSY (the queue is full, retry later), QUOTA (the tenant's tokens of this minute are used up: retry
-        when it says), DOCUMENT_NOT_FOUND (a document of the prompt is not the tenant's), NUMERICS.
+        again), PEER_BUSY (the queue is full, retry later), QUOTA (the tenant's tokens of this minute, or its share of requests, are
+        used up: retry when it says), DOCUMENT_NOT_FOUND (a document of the prompt is not the tenant's), NUMERICS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Admit(self, request, context):
+        """Counts several answers together before the first of them runs, so that no request is refused half-way.
+
+        Not idempotent. It answers once, and then holds prompts and room until the caller cancels it, or its deadline; what
+        was counted and did not come is given back then. Each prompt is counted once, whatever number of answers it has.
+        Errors: REQUEST, PEER_BUSY, QUOTA, DOCUMENT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +237,11 @@ def add_GpuWorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateRequest.FromString,
                     response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateResponse.SerializeToString,
             ),
+            'Admit': grpc.unary_stream_rpc_method_handler(
+                    servicer.Admit,
+                    request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitRequest.FromString,
+                    response_serializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.TokenizeRequest.FromString,
@@ -307,6 +328,33 @@ class GpuWorkerService:
             '/h3kv.api.gpu_worker.v1.GpuWorkerService/Generate',
             h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateRequest.SerializeToString,
             h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/h3kv.api.gpu_worker.v1.GpuWorkerService/Admit',
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitRequest.SerializeToString,
+            h3kv_dot_api_dot_gpu__worker_dot_v1_dot_gpu__worker__service__pb2.AdmitResponse.FromString,
             options,
             channel_credentials,
             insecure,

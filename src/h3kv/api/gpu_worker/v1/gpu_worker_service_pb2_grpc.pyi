@@ -9,6 +9,7 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2
 class GpuWorkerServiceStub:
     def __init__(self, channel: grpc.Channel) -> None: ...
     Generate: grpc.UnaryStreamMultiCallable[gpu_worker_service_pb2.GenerateRequest, gpu_worker_service_pb2.GenerateResponse]
+    Admit: grpc.UnaryStreamMultiCallable[gpu_worker_service_pb2.AdmitRequest, gpu_worker_service_pb2.AdmitResponse]
     Tokenize: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.TokenizeRequest, gpu_worker_service_pb2.TokenizeResponse]
     GetModel: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.GetModelRequest, gpu_worker_service_pb2.GetModelResponse]
     GetStatistics: grpc.UnaryUnaryMultiCallable[gpu_worker_service_pb2.GetStatisticsRequest, gpu_worker_service_pb2.GetStatisticsResponse]
@@ -24,6 +25,8 @@ class GpuWorkerServiceStub:
 class GpuWorkerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Generate(self, request: gpu_worker_service_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[gpu_worker_service_pb2.GenerateResponse]: ...
+    @abc.abstractmethod
+    def Admit(self, request: gpu_worker_service_pb2.AdmitRequest, context: grpc.ServicerContext) -> Iterator[gpu_worker_service_pb2.AdmitResponse]: ...
     @abc.abstractmethod
     def Tokenize(self, request: gpu_worker_service_pb2.TokenizeRequest, context: grpc.ServicerContext) -> gpu_worker_service_pb2.TokenizeResponse: ...
     @abc.abstractmethod

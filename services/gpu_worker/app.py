@@ -17,6 +17,7 @@ from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
 from h3kv.attention.native import DTYPES
 from h3kv.composition import load, open_node
+from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.units import NS_PER_S
 from h3kv.directory.quotas_factory import open_quotas
 from h3kv.engine.clock import MonotonicClock
@@ -32,8 +33,10 @@ from h3kv.telemetry import spans
 from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.process_telemetry import ProcessTelemetry
+from services.gpu_worker.admissions import RequestShares
 from services.gpu_worker.control import Control
 from services.gpu_worker.crew import Crew, open_crew
+from services.gpu_worker.documents_calls import KeptDocuments
 from services.gpu_worker.documents_opening import open_documents
 from services.gpu_worker.loop import EngineLoop
 from services.gpu_worker.messages import PromptReader

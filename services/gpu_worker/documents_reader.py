@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import Final
 
-from h3kv.core.errors import H3Error, PeerBusyError, PeerTimeoutError, PeerUnavailableError
+from h3kv.core.errors import PeerBusyError, PeerTimeoutError, PeerUnavailableError, RequestError, TierFullError
 from h3kv.engine.admission import check_memory
 from h3kv.engine.events import PrefillProgress
 from h3kv.engine.request import Request, SamplingParameters
@@ -86,7 +86,8 @@ class DocumentReader:
                 self._fail(entry, error)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
-        is_ours = not isinstance(error, H3Error)
+        # Messages of others name files and processes, which are no client's affair.
+        is_ours = not isinstance(error, RequestError | TierFullError)
         self._documents.note_failed(entry, OUR_FAULT if is_ours else str(error))
         level = logging.ERROR if is_ours else logging.WARNING
         log_event(_log, "document_failed", {spans.DOCUMENT: entry.record.id}, error=error, level=level)

@@ -9,9 +9,12 @@ A piece is an event with text: servers send one for each token, and join tokens 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -87,6 +90,20 @@ class Target:
     key: str | None = None
     ignores_eos: bool = True
     """Whether it can go on behind the end of a text: answers have all tokens that were asked for then."""
+    group: int | None = None
+    """Of its processes, where they are stopped while it rests: an idle server that polls takes from the others."""
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """A turn of this server. It rests from then on."""
+        if self.group is None:
+            yield
+            return
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
 
     def connection(self) -> Connection:
         """A new one."""

@@ -75,7 +75,8 @@ def offline_vllm(python: str, folder: Path) -> Iterator[OfflineVllm]:
 def warm(targets: Sequence[Target], prompts: Prompts) -> None:
     """Have each server read and answer a little: memory is touched for the first time then."""
     for target in targets:
-        asyncio.run(all_at_once(target, prompts.unshared(2, "warm", prompt_tokens=256, answer_tokens=8)))
+        with target.awake():
+            asyncio.run(all_at_once(target, prompts.unshared(2, "warm", prompt_tokens=256, answer_tokens=8)))
 
 
 def chats(
@@ -94,7 +95,8 @@ def chats(
             sizes.chats, "chat8", repetition, prompt_tokens=sizes.prompt_tokens, answer_tokens=sizes.answer_tokens
         )
         for target in turns(targets, repetition):
-            said = asyncio.run(all_at_once(target, asks))
+            with target.awake():
+                said = asyncio.run(all_at_once(target, asks))
             _check_lengths(target, said, sizes.answer_tokens)
             rounds.add(target.name, output_rate(said))
             answers[target.name] += said
@@ -142,7 +144,8 @@ def document(
             answer=sizes.answer_tokens,
         )
         for target in turns(targets, repetition):
-            said = asyncio.run(one_by_one(target, asks))
+            with target.awake():
+                said = asyncio.run(one_by_one(target, asks))
             first.add(target.name, said[0].ttft_ns / NS_PER_S)
             later.add(target.name, statistics.mean(answer.ttft_ns for answer in said[1:]) / NS_PER_S)
             answers[target.name] += said

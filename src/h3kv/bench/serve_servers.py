@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,23 +143,25 @@ def vllm_server(
     }
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-")))
-        stack.enter_context(_served(command, port, environment, log=logs / "vllm.log", cwd=Path.cwd()))
-        yield asyncio.run(learn(Target(threads.name, Address(LOOPBACK, port), VLLM_NAME)))
+        group = stack.enter_context(_served(command, port, environment, log=logs / "vllm.log", cwd=Path.cwd()))
+        yield asyncio.run(learn(Target(threads.name, Address(LOOPBACK, port), VLLM_NAME, group=group)))
 
 
 @contextlib.contextmanager
 def _served(
     command: Sequence[str], port: int, environment: Mapping[str, str], *, log: Path, cwd: Path
-) -> Iterator[None]:
-    """A server of HTTP, from when it says that it is well."""
+) -> Iterator[int]:
+    """A server of HTTP, from when it says that it is well: the group of its processes."""
     # What it is told goes the same way as to a node's processes: nothing of ours is changed.
     settings = [f"{name}={value}" for name, value in environment.items()]
     with log.open("wb") as lines:
-        process = subprocess.Popen(tied(command, settings), cwd=cwd, stdout=lines, stderr=lines)
+        process = subprocess.Popen(tied(command, settings), cwd=cwd, stdout=lines, stderr=lines, process_group=0)
     try:
         _wait(process, port, log)
-        yield
+        yield process.pid
     finally:
+        # Signals do not reach those that rest.
+        os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
         try:
             process.wait(END_S)

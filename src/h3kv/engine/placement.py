@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
-from h3kv.core.units import NS_PER_S
+from h3kv.core.units import NS_PER_MS, NS_PER_S
 from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 from h3kv.engine.segment import Arrival, Phase, Segment, return_slots
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import ViewableStore
-from h3kv.engine.waits import wait_erased
 from h3kv.policy import placement as policy
 from h3kv.policy.eviction import Candidate, order_evictions
 from h3kv.telemetry import names
@@ -79,6 +78,8 @@ class Placer:
         self._clock = clock
         self._copies: dict[SegmentId, _Copying] = {}
         self._arrivals: dict[SegmentId, _Arriving] = {}
+        # Copies for which room is being erased: they begin when it is there.
+        self._postponed: list[policy.Copy] = []
         # Ended moves and fetches that nobody took notice of yet.
         self._ended: deque[Completion] = deque()
         # Slots of arrivals that failed.
@@ -89,8 +90,8 @@ class Placer:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a copy is in flight."""
-        return bool(self._copies or self._arrivals)
+        """Whether a copy is in flight, or waits for its room."""
+        return bool(self._copies or self._arrivals or self._postponed)
 
     @property
     def refused_blocks(self) -> int:
@@ -134,10 +135,20 @@ class Placer:
                 if self._cold is None or not (waits and self.is_moving) or left_ns <= 0:
                     return False
                 check_interrupt()
-                self._cold.wait(min(left_ns, NS_PER_S))
-                self.poll_cold()
+                if not self._wait(min(left_ns, NS_PER_S)):
+                    return False
         finally:
             self._plan([policy.RoomNeeded(Tier.HOST, 0)])
+
+    def _wait(self, timeout_ns: int) -> bool:
+        """Wait for the cold store, and take notice of what ended. False where it has nothing that could be waited for."""
+        assert self._cold is not None
+        began_ns, erasing = self._clock.now_ns(), self._cold.erasing
+        is_in_flight = bool(self._copies or self._arrivals)
+        self._cold.wait(timeout_ns)
+        self.poll_cold()
+        has_waited = self._clock.now_ns() - began_ns >= NS_PER_MS
+        return is_in_flight or has_waited or self._cold.erasing < erasing
 
     def freeable_blocks(self) -> int:
         """See `RoomMaker.freeable_blocks`."""
@@ -174,8 +185,9 @@ class Placer:
         """Write what is to be written, as far as the time allows."""
         deadline_ns = self._clock.now_ns() + timeout_ns
         self.tick()
-        while self._cold is not None and self.is_moving and self._clock.now_ns() < deadline_ns:
-            self._cold.wait(deadline_ns - self._clock.now_ns())
+        while self._cold is not None and self.is_moving and (left_ns := deadline_ns - self._clock.now_ns()) > 0:
+            if not self._wait(left_ns):
+                return
             self.tick()
 
     def _evictable(self) -> list[SegmentId]:
@@ -189,6 +201,9 @@ class Placer:
         """Tell the policy what happened, and do what it says, until it says nothing."""
         while self._refused:
             self._table.home.release(self._refused.pop())
+        postponed, self._postponed = self._postponed, []
+        for command in postponed:
+            self._copy_out(command)
         pending = [*self._take_events(), *events, *self._wanted_again()]
         while pending:
             self._state, plan = policy.step(self._state, [*self._rooms(), *pending], self._clock.now_ns())
@@ -249,6 +264,9 @@ class Placer:
         handles_L = None
         if segment is not None and segment.home_L is not None and self._host is not None:
             handles_L = self._reserve_cold(segment)
+            if handles_L is None and self._is_erasing:
+                self._postponed.append(command)
+                return
         if segment is None or segment.home_L is None or handles_L is None or self._cold is None or self._host is None:
             self._events.append(policy.MoveFailed(command.segment, Tier.NVME))
             return
@@ -273,7 +291,7 @@ class Placer:
                 raise
 
     def _reserve_cold(self, segment: Segment) -> tuple[SlotHandle, ...] | None:
-        """Room for a segment in the cold store; None where there is none."""
+        """Room for a segment in the cold store; None where there is none, or none yet."""
         assert self._cold is not None
         sizes = [segment.room_blocks] * self._table.layout.layers
         while True:
@@ -281,9 +299,7 @@ class Placer:
             try:
                 return tuple(self._cold.reserve(sizes))
             except TierFullError as error:
-                if wait_erased(self._cold, self._clock):
-                    continue
-                if error.free_bytes < error.needed_bytes:
+                if self._is_erasing or error.free_bytes < error.needed_bytes:
                     return None
             except H3Error:
                 return None
@@ -291,6 +307,11 @@ class Placer:
             self._drop_cold(free_bytes // self._table.layout.block_bytes + 1)
             if self._cold.statistics().free_bytes <= free_bytes:
                 return None
+
+    @property
+    def _is_erasing(self) -> bool:
+        """Whether room in the cold store comes free by itself. A degraded one never ends what it was to erase."""
+        return self._cold is not None and self._cold.erasing > 0 and not self._cold.is_degraded
 
     def _drop_cold(self, blocks: int) -> None:
         """Drop copies in the cold store until so many blocks are free there, as far as that goes."""

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
 
 TOKENS_MAX: Final = 2**31 - 1
 IDS_MAX: Final = 4 << 20
 """Tokens of a prompt: more than a body holds."""
-UNKNOWN: Final = "unknown_field"
-"""Type of the error for a name that is not listed; its context has the name."""
+UNKNOWN_MAX: Final = 20
+"""Names that are not listed, of one object, which are told one by one."""
 
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -32,11 +31,18 @@ def few(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            rule = "should have at most {most} members, not {given}"
-            raise PydanticCustomError("too_long", rule, {"most": most, "given": len(value)})
+            raise ValueError(f"should have at most {most} members, not {len(value)}")
         return value
 
     return BeforeValidator(check)
+
+
+class UnknownFieldError(ValueError):
+    """An object has many names that are not listed; `field` is the first."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field} is not supported")
+        self.field = field
 
 
 class Body(BaseModel):
@@ -53,14 +59,11 @@ class Body(BaseModel):
         if not isinstance(value, dict):
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        given = {}
-        for name, each in value.items():
-            if each is None or cls._is_neutral(name, each):
-                continue
-            if name not in known:
-                rule = "this field, or this value of it, is not supported"
-                raise PydanticCustomError(UNKNOWN, rule, {"field": str(name)[:100]})
-            given[name] = each
+        given = {name: each for name, each in value.items() if each is not None and not cls._is_neutral(name, each)}
+        unknown = given.keys() - known
+        if len(unknown) > UNKNOWN_MAX:
+            name = next(name for name in given if name in unknown)
+            raise UnknownFieldError(str(name)[:100])
         return given
 
     @classmethod

@@ -44,7 +44,7 @@ from h3kv.core.errors import (
     RequestError,
     TierFullError,
 )
-from services.gateway.bodies import UNKNOWN, Body
+from services.gateway.bodies import Body, UnknownFieldError
 
 RETRY_AFTER_S: Final = 1
 """A process that died is back in a second or two, and room comes with every answer that ends."""
@@ -176,9 +176,10 @@ def body_error(error: ValidationError) -> FieldError:
     path = _path(problem["loc"])
     if problem["type"] == "json_invalid":
         return FieldError(f"the body is not valid JSON ({problem['ctx']['error']}): send an object", param=None)
-    if problem["type"] == UNKNOWN:
-        named = problem["ctx"]["field"]
-        path = f"{path}.{named}" if path else named
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, UnknownFieldError):
+        path = f"{path}.{cause.field}" if path else cause.field
+    if isinstance(cause, UnknownFieldError) or problem["type"] == "extra_forbidden":
         return FieldError(f"{path}: this field is not supported: leave it out", param=path)
     if problem["type"] == "missing":
         return FieldError(f"{path} is missing: give it", param=path)

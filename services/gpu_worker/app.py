@@ -72,9 +72,7 @@ def serve() -> None:
 
 
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
-    # Of two requests that are admitted together, a third call holds the room.
-    threads = settings.requests_max * 3 // 2 + CALLS_BESIDE_ANSWERS
-    server = RpcServer(replace(settings.server(), threads=threads, calls_max=threads + CALLS_BESIDE_ANSWERS))
+    server = _server(settings)
     recorder, clock = WorkerRecorder(telemetry.metrics), MonotonicClock()
     model = load(settings.node, on_progress=lambda *_: stop.check()).model
     stop.check()
@@ -132,6 +130,12 @@ def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stac
         control.start(loop.post)
         stack.callback(control.stop)
     _answer(settings, server, served, stop)
+
+
+def _server(settings: Settings) -> RpcServer:
+    """With a thread for each request, and for what holds the room of two or more that are admitted together."""
+    threads = settings.requests_max * 3 // 2 + CALLS_BESIDE_ANSWERS
+    return RpcServer(replace(settings.server(), threads=threads, calls_max=threads + CALLS_BESIDE_ANSWERS))
 
 
 def _prompt_reader(settings: Settings, node: Node, documents: KeptDocuments) -> PromptReader:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.client_limits import CHAT_DOCUMENTS_MAX
 from h3kv.core.errors import RequestError
 from h3kv.models.chat_template import Messages, Tools
 from h3kv.models.document_prompt import chat_with_documents
@@ -19,9 +20,6 @@ JSON_BYTES_MAX: Final = 256 << 10
 
 JSON_DEPTH_MAX: Final = 64
 """Of arrays and objects within one another in tools and calls: templates go through them by recursion."""
-
-DOCUMENTS_MAX: Final = 64
-"""Documents of one chat."""
 
 
 class DocumentTexts(Protocol):
@@ -36,6 +34,7 @@ class DocumentTexts(Protocol):
 
         Raises:
             DocumentNotFoundError: one is not the tenant's.
+            ContextLengthError: no prompt with all of them fits the model's context.
         """
         ...
 
@@ -68,8 +67,8 @@ def read_chat(chat: pb.Chat, *, tenant: str, documents: DocumentTexts | None) ->
         return ReadChat(messages, tools)
     if documents is None:
         raise RequestError("document_ids: this node keeps no documents; put the text in a message")
-    if len(chat.document_ids) > DOCUMENTS_MAX:
-        raise RequestError(f"document_ids: {len(chat.document_ids)} were given; up to {DOCUMENTS_MAX} are allowed")
+    if len(chat.document_ids) > CHAT_DOCUMENTS_MAX:
+        raise RequestError(f"document_ids: {len(chat.document_ids)} were given; up to {CHAT_DOCUMENTS_MAX} are allowed")
     return ReadChat(chat_with_documents(messages, documents.texts(tenant, list(chat.document_ids))), tools)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.client_limits import DOCUMENT_NAME_BYTES_MAX, DOCUMENT_TTL_S_MAX
 from h3kv.core.errors import RequestError
 from h3kv.core.units import NS_PER_MS, NS_PER_S
 from services.gpu_worker.documents import Documents
@@ -18,8 +19,6 @@ from services.gpu_worker.documents_record import Owner, State
 from services.gpu_worker.messages import check_tenant
 from services.gpu_worker.quota import TokenQuota
 
-NAME_BYTES_MAX: Final = 256
-TTL_S_MAX: Final = 100 * 365 * 86_400
 ERASING_NS: Final = 5 * NS_PER_S
 """How long a deletion waits for zeros on the disk at most, before it says that they are still to come."""
 MARGIN_NS: Final = 200 * NS_PER_MS
@@ -74,8 +73,10 @@ class DocumentCalls:
 
     def create(self, request: pb.CreateDocumentRequest) -> pb.CreateDocumentResponse:
         """See `CreateDocument` of the protocol."""
-        if len(request.name.encode()) > NAME_BYTES_MAX:
-            raise RequestError(f"name has {len(request.name.encode())} bytes: up to {NAME_BYTES_MAX} are allowed")
+        if len(request.name.encode()) > DOCUMENT_NAME_BYTES_MAX:
+            raise RequestError(
+                f"name has {len(request.name.encode())} bytes: up to {DOCUMENT_NAME_BYTES_MAX} are allowed"
+            )
         owner = owner_of(request.tenant)
         entry = self._kept.documents.create(
             owner,
@@ -83,7 +84,8 @@ class DocumentCalls:
             name=request.name,
             ttl_s=_ttl_s(request),
             is_pinned=request.is_pinned,
-            check=lambda new: self._admit(owner, new),
+            check=self._kept.reader.check,
+            charge=lambda new: self._charge(owner, new),
         )
         self._kept.reader.note()
         return pb.CreateDocumentResponse(document=self._message(entry))
@@ -113,13 +115,12 @@ class DocumentCalls:
         is_erased = self._kept.keeper.erase(erasure, timeout_ns=min(max(left_ns, 0), ERASING_NS))
         return pb.DeleteDocumentResponse(is_erased=is_erased)
 
-    def _admit(self, owner: Owner, entry: Entry) -> None:
-        """Refuse what the tiers never hold, or what is more than the tenant's tokens of this minute."""
-        self._kept.reader.check(entry)
+    def _charge(self, owner: Owner, entry: Entry) -> Callable[[], None]:
+        """Count a document's tokens; what gives them back. Raises QuotaError."""
         admission = self._quota.admit(
             owner.name, owner.tokens_per_minute, prompt_tokens=entry.record.tokens, answer_tokens_max=1
         )
-        admission.settle(1)
+        return admission.cancel
 
     def _message(self, entry: Entry) -> pb.Document:
         record = entry.record
@@ -151,6 +152,6 @@ def owner_of(tenant: pb.Tenant) -> Owner:
 def _ttl_s(request: pb.CreateDocumentRequest | pb.UpdateDocumentRequest) -> int | None:
     if not request.HasField("ttl_s"):
         return None
-    if not 1 <= request.ttl_s <= TTL_S_MAX:
-        raise RequestError(f"ttl_s = {request.ttl_s}: must be 1 to {TTL_S_MAX}, or left out")
+    if not 1 <= request.ttl_s <= DOCUMENT_TTL_S_MAX:
+        raise RequestError(f"ttl_s = {request.ttl_s}: must be 1 to {DOCUMENT_TTL_S_MAX}, or left out")
     return request.ttl_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from h3kv.core.client_limits import DOCUMENT_TEXT_BYTES_MAX
 from h3kv.core.reach import Reach
 from h3kv.core.types import BlockKey
 from h3kv.models.tokenizer import Tokenizer
@@ -17,7 +19,7 @@ class DocumentLimits:
 
     documents_max: int = 1000
     """Of one tenant."""
-    text_bytes_max: int = 4 << 20
+    text_bytes_max: int = DOCUMENT_TEXT_BYTES_MAX
     """Of one text."""
     pinned_blocks_max: int = 0
     """Of all pinned documents together."""
@@ -39,6 +41,8 @@ class Entry:
     """A document, and what this process knows of it besides."""
 
     record: DocumentRecord
+    kept: DocumentRecord
+    """What its file says. Changed by whoever holds `writing`."""
     prompt: tuple[int, ...] | None = None
     """Its prefix, until it was read."""
     keys: tuple[BlockKey, ...] | None = None
@@ -46,6 +50,8 @@ class Entry:
     done_tokens: int = 0
     stop: Callable[[], None] = lambda: None
     """Ends its reading, while it is being read."""
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while one of its files is written."""
     is_held: bool = False
     """Whether its KV stays."""
 

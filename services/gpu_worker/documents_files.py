@@ -97,7 +97,10 @@ class MemoryFiles:
 
     def text(self, document: str) -> str:
         """See `DocumentFiles.text`."""
-        return zlib.decompress(self._texts[document]).decode()
+        packed = self._texts.get(document)
+        if packed is None:
+            raise StoreError(f"the text of {document} is gone: upload the document again", path="memory")
+        return zlib.decompress(packed).decode()
 
     def delete(self, erasure: ErasureRecord) -> None:
         """See `DocumentFiles.delete`."""

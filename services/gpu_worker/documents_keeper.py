@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from h3kv.core.errors import H3Error, StoreError
 from h3kv.core.ports import Telemetry
+from h3kv.core.types import BlockKey
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.documents import DocumentKv
 from h3kv.node import Node
@@ -29,6 +31,10 @@ ERASING_S: Final = 0.02
 """The same for a call that waits for its document to be erased."""
 CALL_NS: Final = 60 * NS_PER_S
 """For the engine's thread to come to it: longer than any step."""
+HELD_AT_A_TIME: Final = 16
+"""Documents that one look begins to hold: it goes through their blocks between two steps."""
+END_S: Final = 5.0
+"""For the thread to end what it is doing."""
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
@@ -69,7 +75,11 @@ class DocumentKeeper:
         self._is_ending = threading.Event()
         # One at a time: what has begun to go is the same for all of them.
         self._erasing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="documents-keeper")
+        self._is_behind = False
+        # The last one that a look tried to hold.
+        self._tried = ""
+        # The process may end before it does: what it was doing is done by the next one.
+        self._thread = threading.Thread(target=self._run, name="documents-keeper", daemon=True)
 
     def start(self) -> None:
         """Begin. The engine's thread runs already."""
@@ -78,11 +88,15 @@ class DocumentKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. What is not erased yet is by the next process. Calling it again does nothing."""
+        """End the thread as `end`, and wait for it within a bound. Calling it again does nothing."""
+        self.end()
+        if self._thread.ident is not None:
+            self._thread.join(END_S)
+
+    def end(self) -> None:
+        """Keep no more. What is not erased yet is by the next process. Waits for nothing."""
         self._is_ending.set()
         self._documents.changed.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def erase(self, erasure: Erasure, *, timeout_ns: int) -> bool:
         """Erase a document, and wait for the disk.
@@ -90,12 +104,17 @@ class DocumentKeeper:
         Returns:
             Whether it is erased. Otherwise a running request reads it, or the time is over: then it is later.
         """
-        for _ in range(max(int(timeout_ns / NS_PER_S / ERASING_S), 1)):
-            if self._attempt(self.advance, erasure):
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        while True:
+            is_gone = self._attempt(self.advance, erasure)
+            if is_gone:
                 return True
-            if not self._documents.prompts.are_closed(erasure.readers) or self._is_ending.wait(ERASING_S):
-                break
-        return False
+            are_closed = self._documents.prompts.are_closed(erasure.readers)
+            if not are_closed or self._is_ending.is_set() or time.monotonic_ns() >= deadline_ns:
+                return False
+            if is_gone is None or not self._is_behind:
+                # It failed, or it is the disk's turn.
+                self._is_ending.wait(ERASING_S)
 
     def advance(self, erasure: Erasure) -> bool:
         """Erase what there is now. Whether nothing is left.
@@ -108,41 +127,48 @@ class DocumentKeeper:
             # Before: what prompts had is given back when they are closed, and found after that.
             are_closed = self._documents.prompts.are_closed(erasure.readers)
             if erasure.is_begun and erasure.is_last == are_closed:
-                is_gone = self._engine.call(lambda kv, _: kv.go_on())
+                is_gone, self._is_behind = self._engine.call(lambda kv, _: (kv.go_on(), kv.is_behind))
             else:
-                is_gone = self._look_for(erasure)
+                is_gone, self._is_behind = self._look_for(erasure)
                 erasure.is_begun, erasure.is_last = True, are_closed
             if is_gone and are_closed:
                 self._documents.end_erasure(erasure)
                 log_event(_log, "document_erased", {spans.DOCUMENT: erasure.record.id})
         return is_gone and are_closed
 
-    def _look_for(self, erasure: Erasure) -> bool:
-        document, reach = erasure.record.id, erasure.reach(self._documents.spared(erasure.record))
+    def _look_for(self, erasure: Erasure) -> tuple[bool, bool]:
+        document = erasure.record.id
+        spared = self._documents.reaches.spared(self._documents.entries(), erasure.record.salt)
+        reach = erasure.reach(spared)
 
-        def erase(kv: DocumentKv, _: Node) -> bool:
+        def erase(kv: DocumentKv, _: Node) -> tuple[bool, bool]:
             kv.let_go(document)
-            return kv.erase(reach)
+            return kv.erase(reach), kv.is_behind
 
         return self._engine.call(erase)
 
     def look(self) -> None:
         """Do what is to be done now. What cannot be done says so in the log, and is tried again with the next look."""
         for entry in self._documents.over():
-            self._attempt(self._documents.forget, entry)
+            if not self._is_ending.is_set():
+                self._attempt(self._documents.forget, entry)
+        self._is_behind = False
         for erasure in self._documents.erasures():
-            self._attempt(self.advance, erasure)
+            if not self._is_ending.is_set():
+                self._attempt(self.advance, erasure)
         ready = [entry for entry in self._documents.entries() if entry.record.state is State.READY]
-        if any(entry.record.is_pinned or entry.is_held for entry in ready):
-            self._attempt(self._hold, ready)
+        held = [entry for entry in ready if entry.record.is_pinned or entry.is_held]
+        if held and not self._is_ending.is_set():
+            self._attempt(self._hold, held)
         self.report()
 
     def _attempt(self, act: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT | None:
         """What an act gives back; None where it failed."""
         try:
             return act(argument)
-        except H3Error as error:
-            level = logging.ERROR if isinstance(error, StoreError) else logging.WARNING
+        except Exception as error:  # noqa: BLE001  (all other documents are kept, and this one is tried again)
+            is_passing = isinstance(error, H3Error) and not isinstance(error, StoreError)
+            level = logging.WARNING if is_passing else logging.ERROR
             log_event(_log, "documents_not_kept", error=error, level=level)
             return None
 
@@ -157,18 +183,38 @@ class DocumentKeeper:
         """Assert, when the engine's thread has ended, that KV is held for documents alone."""
         self._engine.kv.check_integrity()
 
-    def _hold(self, ready: list[Entry]) -> None:
+    def _hold(self, entries: list[Entry]) -> None:
         """Have pinned documents stay, as far as running requests leave room; read again what is nowhere."""
-        keys = {entry: self._documents.keys(entry) for entry in ready if entry.record.is_pinned}
 
-        def hold(kv: DocumentKv, _: Node) -> list[Entry]:
-            for entry in ready:
-                if entry in keys:
-                    entry.is_held = kv.hold(entry.record.id, keys[entry])
-                else:
-                    entry.is_held = False
+        def look(kv: DocumentKv, _: Node) -> list[Entry]:
+            for entry in entries:
+                entry.is_held = entry.record.is_pinned and kv.holds(entry.record.id)
+                if not entry.record.is_pinned:
                     kv.let_go(entry.record.id)
-            return [entry for entry in keys if not entry.is_held and kv.find(keys[entry]) is None]
+            return [entry for entry in entries if entry.record.is_pinned and not entry.is_held]
+
+        tried = self._next_tried(self._engine.call(look))
+        keys: dict[Entry, tuple[BlockKey, ...]] = {}
+        for entry in tried:
+            if not self._is_ending.is_set():
+                keys[entry] = self._documents.reaches.keys(entry)
+        if keys:
+            self._hold_more(keys)
+
+    def _next_tried(self, entries: list[Entry]) -> list[Entry]:
+        """A few of those that are not held, from where the look before ended."""
+        ids = [entry.record.id for entry in entries]
+        start = ids.index(self._tried) + 1 if self._tried in ids else 0
+        tried = [*entries[start:], *entries[:start]][:HELD_AT_A_TIME]
+        self._tried = tried[-1].record.id if tried else ""
+        return tried
+
+    def _hold_more(self, keys: Mapping[Entry, tuple[BlockKey, ...]]) -> None:
+        def hold(kv: DocumentKv, _: Node) -> list[Entry]:
+            places = kv.places()
+            for entry in keys:
+                entry.is_held = kv.hold(entry.record.id, keys[entry], places=places)
+            return [entry for entry in keys if not entry.is_held and kv.find(keys[entry], places=places) is None]
 
         lost = self._engine.call(hold)
         for entry in lost:
@@ -180,4 +226,4 @@ class DocumentKeeper:
         while not self._is_ending.is_set():
             self._documents.changed.clear()
             self.look()
-            self._documents.changed.wait(LOOK_S)
+            self._documents.changed.wait(ERASING_S if self._is_behind else LOOK_S)

@@ -65,11 +65,11 @@ class DocumentReader:
     def check(self, entry: Entry) -> None:
         """See that the tiers hold a document when nothing else is in them. Raises TierFullError."""
         request = self._request(entry)
-        self._engine.call(lambda _, node: check_memory(request, node.pool))
+        self._engine.call(lambda _, node: check_memory(request, node.pool, held_blocks=0))
 
     def _request(self, entry: Entry) -> Request:
         sampling = SamplingParameters(max_new_tokens=1)
-        return Request(prompt=self._documents.prompt(entry), sampling=sampling, tenant=entry.record.salt)
+        return Request(prompt=self._documents.reaches.prompt(entry), sampling=sampling, tenant=entry.record.salt)
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
@@ -97,12 +97,12 @@ class DocumentReader:
         with self._documents.prompts.opening() as note:
             if self._is_ending.is_set() or not self._documents.has(entry):
                 return
-            keys = self._documents.keys(entry)
+            keys = self._documents.reaches.keys(entry)
             if self._engine.call(lambda kv, _: kv.find(keys)) is None:
                 note(request := self._request(entry))
                 if not self._answer(entry, request):
                     return
-            reach = self._documents.reach(entry)
+            reach = self._documents.reaches.of(entry)
             self._engine.call(lambda kv, _: kv.mark(reach))
         self._documents.note_ready(entry)
         log_event(_log, "document_ready", {spans.DOCUMENT: entry.record.id, spans.TOKENS: entry.record.tokens})

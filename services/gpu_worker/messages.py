@@ -86,7 +86,7 @@ class PromptReader:
         return Request(prompt=read, sampling=sampling, tenant=message.tenant.salt)
 
     def default_length(self, prompt_tokens: int, tenant: pb.Tenant, *, answers: int = 1) -> int:
-        """Longest answer where a request names none: a tenant with a quota does not reserve all of it for one answer."""
+        """Longest answer where a request names none. One with a quota does not reserve all of it for that."""
         if self._max_new_tokens is not None:
             return self._max_new_tokens
         length, per_minute = self._room_tokens - prompt_tokens, tokens_per_minute(tenant)

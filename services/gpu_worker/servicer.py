@@ -87,17 +87,17 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
             self._served.tracer.begin(spans.GENERATE, parent=parent, attributes=named) as span,
             # Open before its documents are looked up: one that is deleted meanwhile is erased when this has ended.
             self._served.documents.prompts.opening() as note,
+            self._admitted(request) as (asked, admitted),
         ):
-            with self._admitted(request) as (asked, admitted):
-                note(asked)
-                span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
-                answer = self._served.loop.submit(asked, trace=span.context)
-                try:
-                    if not context.add_callback(answer.cancel):
-                        return  # The caller had gone before.
-                    yield from self._events(answer, span, call, admitted)
-                finally:
-                    answer.cancel()
+            note(asked)
+            span.set({spans.PROMPT_TOKENS: len(asked.prompt), spans.GENERATED_TOKENS: 0})
+            answer = self._served.loop.submit(asked, trace=span.context)
+            try:
+                if not context.add_callback(answer.cancel):
+                    return  # The caller had gone before.
+                yield from self._events(answer, span, call, admitted)
+            finally:
+                answer.cancel()
 
     def Admit(self, request: pb.AdmitRequest, context: grpc.ServicerContext) -> Iterator[pb.AdmitResponse]:
         """See the protocol."""
@@ -249,9 +249,7 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
         named = (tenant.name, tenant.salt)
         return Together(named, prompts, answers=count, length=length, admission=admission)
 
-    def _events(
-        self, answer: Answer, span: Span, call: CallContext, counted: Counted
-    ) -> Iterator[pb.GenerateResponse]:
+    def _events(self, answer: Answer, span: Span, call: CallContext, counted: Counted) -> Iterator[pb.GenerateResponse]:
         outcome: Attributes = {spans.REASON: FinishReason.CANCELLED.value}
         try:
             for event in answer:

@@ -71,6 +71,10 @@ class ScriptedWorker(pb_grpc.GpuWorkerServiceServicer):
     asked: list[pb.GenerateRequest] = field(default_factory=list)
     counted: list[pb.TokenizeRequest] = field(default_factory=list)
     documents: dict[tuple[str, str], pb.Document] = field(default_factory=dict)
+    models_asked: int = 0
+    model_failure: Exception | None = None
+    """What GetModel raises."""
+    admitted: list[pb.AdmitRequest] = field(default_factory=list)
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     failure: Exception | None = None
     """What all calls but GetModel raise."""
@@ -79,7 +83,17 @@ class ScriptedWorker(pb_grpc.GpuWorkerServiceServicer):
         self.generate, self.failure = generation, None
         self.asked.clear()
 
+    def Admit(self, request: pb.AdmitRequest, context: grpc.ServicerContext) -> Iterator[pb.AdmitResponse]:
+        self._fail()
+        self.admitted.append(request)
+        ended = threading.Event()
+        if context.add_callback(ended.set):
+            yield pb.AdmitResponse(id=b"%d" % (len(self.admitted) - 1), answers_at_a_time=16)
+            ended.wait()
+
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        if request.HasField("admitted"):
+            request.text = self.admitted[int(request.admitted.id)].prompts[request.admitted.prompt].text
         self.asked.append(request)
         self._fail()
         try:
@@ -93,6 +107,9 @@ class ScriptedWorker(pb_grpc.GpuWorkerServiceServicer):
         return pb.TokenizeResponse(ids=list(request.text.encode()) or [7] * len(request.chat.messages))
 
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.GetModelResponse:
+        self.models_asked += 1
+        if self.model_failure is not None:
+            raise self.model_failure
         return pb.GetModelResponse(name=MODEL, context_tokens=CONTEXT_TOKENS)
 
     def CreateDocument(
@@ -160,7 +177,8 @@ class Front:
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of an answer."""
         with contextlib.closing(UnixConnection(self.socket)) as connection:
-            connection.request(method, path, body, dict(headers or {}))
+            kind = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, path, body, {**kind, **(headers or {})})
             response = connection.getresponse()
             return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 

@@ -36,6 +36,7 @@ from h3kv.core.types import Tier
 pytestmark = pytest.mark.slow
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
 
@@ -104,6 +105,25 @@ def test_further_choices_begin_when_the_first_has_a_token(front: Front) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (PROMPT_TOKENS, 3)
 
 
+def test_choices_are_admitted_together_with_each_prompt_once(front: Front) -> None:
+    front.worker.answer(saying("x"))
+    front.worker.admitted.clear()
+    assert post(front, COMPLETIONS, prompt=["a", "b"], n=3, max_tokens=5)[0] == 200
+    (asked,) = front.worker.admitted
+    assert ([prompt.text for prompt in asked.prompts], asked.answers, asked.max_new_tokens) == (["a", "b"], 3, 5)
+    assert sorted(request.text for request in front.worker.asked) == ["a"] * 3 + ["b"] * 3
+    assert post(front, COMPLETIONS, prompt="a")[0] == 200
+    assert len(front.worker.admitted) == 1
+
+
+def test_choices_that_are_not_admitted_cost_nothing(front: Front) -> None:
+    front.worker.answer(saying("x"))
+    front.worker.failure = QuotaError("used up: wait", retry_after_s=17)
+    status, answer = post(front, CHAT, messages=USER, n=4)
+    assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert front.worker.asked == []
+
+
 def test_choices_of_several_prompts_are_streamed_by_their_index(front: Front) -> None:
     def generate(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         for place in range(3):
@@ -145,7 +165,7 @@ def test_client_that_goes_ends_all_choices(front: Front) -> None:
 
     front.worker.answer(generate)
     connection = UnixConnection(front.socket)
-    connection.request("POST", CHAT, json.dumps({"model": MODEL, "messages": USER, "n": 4, "stream": True}))
+    connection.request("POST", CHAT, json.dumps({"model": MODEL, "messages": USER, "n": 4, "stream": True}), JSON)
     wait_for(lambda: len(front.worker.asked) == 4, what="all choices")
     connection.close()
     for _ in range(4):
@@ -243,3 +263,37 @@ def test_routes_with_ids_are_counted_under_one_name(front: Front) -> None:
     assert 'h3_http_requests_total{route="/v1/models/{id}",status="404"}' in page
     assert 'route="/v1/documents/{id}"' in page
     assert 'route="/v1/models/a"' not in page
+
+
+def test_an_answer_has_an_id_of_its_own_whatever_its_request_is_called(front: Front) -> None:
+    front.worker.answer(saying("x"))
+    body = json.dumps({"model": MODEL, "prompt": "x"}).encode()
+    answers = [front.ask("POST", COMPLETIONS, body, {"X-Request-Id": "mine"}) for _ in range(2)]
+    assert [headers["x-request-id"] for _, headers, _ in answers] == ["mine", "mine"]
+    ids = [json.loads(answer)["id"] for _, _, answer in answers]
+    assert ids[0] != ids[1]
+    assert "mine" not in ids[0]
+
+
+def test_more_logprobs_than_are_held_are_refused_unless_they_are_streamed(front: Front) -> None:
+    front.worker.answer(saying("x"))
+    fields: dict[str, Any] = {"prompt": ["x"] * 64, "n": 16, "max_tokens": 900, "logprobs": 20}
+    status, answer = post(front, COMPLETIONS, **fields)
+    assert (status, answer["error"]["param"]) == (400, "logprobs")
+    assert events(front, COMPLETIONS, **{**fields, "prompt": ["x"], "n": 1})
+
+
+def test_streams_are_held_back_by_no_proxy(front: Front) -> None:
+    front.worker.answer(saying("x"))
+    body = json.dumps({"model": MODEL, "prompt": "x", "stream": True}).encode()
+    assert front.ask("POST", COMPLETIONS, body)[1]["x-accel-buffering"] == "no"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
+def test_what_no_route_reads_is_refused(front: Front, path: str) -> None:
+    status, _, body = front.ask("POST", f"{path}?stream=true", b"{}")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "stream")
+    status, headers, _ = front.ask("GET", path)
+    assert (status, headers["allow"]) == (405, "POST")
+    assert front.ask("POST", f"{path}/", b"{}")[0] == 404
+    assert front.ask("POST", path, b"{}", {"Content-Type": "text/plain"})[0] == 415

@@ -6,8 +6,11 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import select
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +20,13 @@ from tests.contract.scripted_worker import MODEL, Front, finished, fronted, sayi
 from tests.integration.service_rig import WAIT_S, UnixConnection, wait_for
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.errors import PeerBusyError
+from h3kv.core.units import NS_PER_S
 
 pytestmark = pytest.mark.slow
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
 STREAM = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 
@@ -36,6 +42,13 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 def endless(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
     while context.is_active():
         yield token("x" * 1000)
+
+
+def is_cut(connection: UnixConnection) -> bool:
+    """Whether the other side has closed."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLRDHUP | select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 def wrapped(value: bytes, *, field: bytes) -> bytes:
@@ -90,10 +103,11 @@ def test_a_hostile_body_is_refused_and_harms_nothing(front: Front, body: bytes, 
 def test_a_body_that_trickles_is_given_up(front: Front) -> None:
     with contextlib.closing(UnixConnection(front.socket)) as connection:
         connection.putrequest("POST", CHAT)
+        connection.putheader("Content-Type", "application/json")
         connection.putheader("Content-Length", str(len(BODY)))
         connection.endheaders(BODY[:10])
         response = connection.getresponse()
-        assert response.status == 400
+        assert response.status == 408
         assert b"did not arrive within 250ms" in response.read()
 
 
@@ -112,7 +126,7 @@ def test_a_client_that_reads_nothing_is_given_up_and_its_answer_ends(front: Fron
         pass
     front.worker.answer(endless)
     with contextlib.closing(UnixConnection(front.socket)) as connection:
-        connection.request("POST", CHAT, STREAM)
+        connection.request("POST", CHAT, STREAM, JSON)
         assert front.worker.ended.acquire(timeout=WAIT_S), "the answer goes on for nobody"
     front.worker.answer(saying("x"))
     assert front.ask("POST", CHAT, BODY)[0] == 200
@@ -121,13 +135,39 @@ def test_a_client_that_reads_nothing_is_given_up_and_its_answer_ends(front: Fron
 def test_a_client_that_reads_slowly_gets_all_of_its_answer(front: Front) -> None:
     front.worker.answer(saying(*["x" * 1000] * 500))
     with contextlib.closing(UnixConnection(front.socket)) as connection:
-        connection.request("POST", CHAT, STREAM)
+        connection.request("POST", CHAT, STREAM, JSON)
         response = connection.getresponse()
         body = b""
         while piece := response.read(1000):
             body += piece
     assert body.endswith(b"data: [DONE]\n\n")
     assert body.count(b"x" * 1000) == 500
+
+
+def test_a_client_that_reads_nothing_of_a_last_answer_is_given_up(front: Front) -> None:
+    front.worker.answer(saying("x" * (1 << 20)))
+    with contextlib.closing(UnixConnection(front.socket)) as connection:
+        connection.request("POST", CHAT, BODY, {**JSON, "Connection": "close"})
+        found = b""
+        # What the system had taken by then comes, and no end.
+        wait_for(lambda: is_cut(connection), what="the connection to be cut")
+        with contextlib.suppress(OSError):
+            while piece := connection.sock.recv(65536):
+                found += piece
+        assert len(found) < 1 << 20
+
+
+def test_a_client_that_takes_longer_than_one_look_gets_all_of_its_answer(front: Front) -> None:
+    front.worker.answer(saying("x" * (2 << 20)))
+    with contextlib.closing(UnixConnection(front.socket)) as connection:
+        connection.request("POST", CHAT, BODY, {**JSON, "Connection": "close"})
+        response = connection.getresponse()
+        body = b""
+        while piece := response.read(64 << 10):
+            body += piece
+            # Together longer than two looks; each step shorter than one.
+            threading.Event().wait(0.03)
+    assert body.count(b"x") > 2 << 20
 
 
 def test_two_hundred_clients_at_once_are_all_answered(front: Front) -> None:
@@ -165,6 +205,7 @@ def test_what_was_not_read_is_not_taken_for_the_next_request(front: Front) -> No
 def test_worker_that_is_gone_is_told_without_its_address(tmp_path: Path) -> None:
     with fronted(tmp_path) as front:
         assert front.server.stop(grace_ns=0)
+        wait_for(lambda: front.ask("GET", "/health")[0] == 503, what="the health to be looked at again")
         for path in ("/health", "/v1/models"):
             status, headers, body = front.ask("GET", path)
             assert (status, headers["retry-after"]) == (503, "1")
@@ -179,7 +220,7 @@ def test_an_end_under_load_comes_within_its_bound(tmp_path: Path) -> None:
         front.worker.answer(endless)
         connections = [UnixConnection(front.socket) for _ in range(4)]
         for connection in connections:
-            connection.request("POST", CHAT, STREAM)
+            connection.request("POST", CHAT, STREAM, JSON)
         wait_for(lambda: len(front.worker.asked) == 4, what="all requests")
         front.gateway.process.send_signal(signal.SIGTERM)
         for connection in connections:
@@ -189,3 +230,53 @@ def test_an_end_under_load_comes_within_its_bound(tmp_path: Path) -> None:
         assert front.gateway.process.wait(timeout=20) == 0, front.gateway.text()
         for _ in range(4):
             assert front.worker.ended.acquire(timeout=WAIT_S)
+
+
+def test_who_watches_the_node_sees_it_under_load(tmp_path: Path) -> None:
+    with fronted(tmp_path, {"HTTP__REQUESTS_MAX": 1}) as front:
+        front.worker.answer(endless)
+        with contextlib.closing(UnixConnection(front.socket)) as connection:
+            connection.request("POST", CHAT, STREAM, JSON)
+            assert connection.getresponse().status == 200
+            assert front.ask("POST", CHAT, BODY)[0] == 429
+            for path in ("/health", "/metrics"):
+                assert front.ask("GET", path)[0] == 200
+
+
+def test_connections_are_bounded(tmp_path: Path) -> None:
+    with fronted(tmp_path, {"HTTP__CONNECTIONS_MAX": 2}) as front, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            held = stack.enter_context(contextlib.closing(UnixConnection(front.socket)))
+            held.request("GET", "/health")
+            assert held.getresponse().read()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            front.ask("GET", "/health")
+        stack.close()
+
+        def serves() -> bool:
+            with contextlib.suppress(OSError):
+                return front.ask("GET", "/health")[0] == 200
+            return False
+
+        wait_for(serves, what="room to come back")
+
+
+def test_who_asks_for_health_asks_no_more_of_the_worker_than_once_a_second(front: Front) -> None:
+    began_ns, before = time.monotonic_ns(), front.worker.models_asked
+    for _ in range(50):
+        assert front.ask("GET", "/health")[0] == 200
+    elapsed_s = (time.monotonic_ns() - began_ns) / NS_PER_S
+    assert front.worker.models_asked - before <= elapsed_s + 1
+
+
+def test_a_worker_that_is_busy_is_in_good_health(front: Front) -> None:
+    front.worker.model_failure = PeerBusyError("as many calls as it takes", peer="worker")
+    before = front.worker.models_asked
+
+    def is_looked_at() -> bool:
+        assert front.ask("GET", "/health")[0] == 200
+        return front.worker.models_asked > before
+
+    wait_for(is_looked_at, what="a look at the worker")
+    assert front.ask("GET", "/health")[0] == 200
+    front.worker.model_failure = None

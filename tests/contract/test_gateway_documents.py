@@ -102,7 +102,9 @@ def test_a_text_can_be_sent_as_it_is(front: Front) -> None:
         ("?pinned=yes", "text/plain", b"x", (400, "pinned")),
         ("?ttl_seconds=-1", "text/plain", b"x", (400, "ttl_seconds")),
         ("?other=1", "text/plain", b"x", (400, "other")),
-        ("", "multipart/form-data", b"x", (400, None)),
+        ("?name=x", "application/json", b'{"text": "x"}', (400, "name")),
+        ("", "application/x-www-form-urlencoded", b'{"text": "x"}', (415, None)),
+        ("", "multipart/form-data", b"x", (415, None)),
         ("", "text/plain", b"x" * (1 << 20) + b"x", (413, None)),
     ],
 )
@@ -146,7 +148,6 @@ def test_a_quota_of_bytes_says_that_waiting_does_not_help(front: Front) -> None:
         ("GET", f"{DOCUMENTS}/doc_1"),
         ("PATCH", f"{DOCUMENTS}/doc_1"),
         ("DELETE", f"{DOCUMENTS}/doc_1"),
-        ("GET", "/metrics"),
     ],
 )
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer h3-c"}, {"Authorization": "Basic h3-a"}])
@@ -156,6 +157,11 @@ def test_nothing_is_answered_without_a_key(guarded: Front, method: str, path: st
     assert (status, error["code"], error["type"]) == (401, "invalid_api_key", "invalid_request_error")
     assert found["www-authenticate"] == "Bearer"
     assert guarded.ask("GET", "/health")[0] == 200
+
+
+def test_metrics_tell_no_tenant_of_others(guarded: Front) -> None:
+    for headers in ({}, {"Authorization": "Bearer h3-a"}):
+        assert guarded.ask("GET", "/metrics", None, headers)[0] == 404
 
 
 def test_a_tenant_is_named_to_the_worker_with_its_salt_and_quotas(guarded: Front) -> None:
@@ -183,3 +189,4 @@ def test_a_strangers_document_is_as_unknown_as_one_that_never_was(guarded: Front
 def test_keys_are_in_no_log(guarded: Front) -> None:
     assert "h3-a" not in guarded.gateway.text()
     assert "h3-c" not in guarded.gateway.text()
+    assert '"h3.tenant": "a"' in guarded.gateway.text() or "h3.tenant=a" in guarded.gateway.text()

@@ -27,6 +27,7 @@ from h3kv.rpc.client import PeerChannel
 
 PATHS = (Path(__file__).parents[2], Path(h3kv.__file__).parents[1])
 """Where `services` and `h3kv` lie."""
+JSON = {"Content-Type": "application/json"}
 WAIT_S = 180.0
 """A test that waits longer has failed."""
 PROMPT = "All work and no play makes Jack a dull boy. " * 8
@@ -177,7 +178,7 @@ class Rig:
 
     def post(self, path: str, body: object, *, headers: Mapping[str, str] | None = None) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self._send("POST", path, data, headers or {})
+        return self._send("POST", path, data, {**JSON, **(headers or {})})
 
     def complete(self, **fields: object) -> Answer:
         return self.post("/v1/completions", {"model": self.model.name, "temperature": 0, **fields})
@@ -185,7 +186,7 @@ class Rig:
     def stream(self, **fields: object) -> Stream:
         connection = UnixConnection(self.http_socket)
         body = {"model": self.model.name, "temperature": 0, "stream": True, **fields}
-        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
         response = connection.getresponse()
         assert response.status == 200, response.read()
         return Stream(connection, response)

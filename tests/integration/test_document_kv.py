@@ -12,8 +12,9 @@ from tests.integration.nvme_io_rig import linked, nvme_io, settings_for
 from h3kv.core.errors import TierFullError
 from h3kv.core.hashing import block_keys, root_key
 from h3kv.core.reach import Reach
-from h3kv.core.types import BlockKey
+from h3kv.core.types import BlockKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_MS
+from h3kv.engine import documents
 from h3kv.engine.documents import DocumentKv
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.segment import Segment
@@ -46,10 +47,10 @@ def reach_of(tokens: list[int], *, spared: list[BlockKey] | None = None) -> Reac
     return Reach(frozenset(keys), frozenset(ends), frozenset(spared or ()))
 
 
-def erase(rig: Rig, documents: DocumentKv, reach: Reach) -> None:
+def erase(rig: Rig, kv: DocumentKv, reach: Reach) -> None:
     """Repeat it until nothing is left."""
     end_s = time.monotonic() + DEADLINE_S
-    while not documents.erase(reach):
+    while not kv.erase(reach):
         assert time.monotonic() < end_s, "it is still there"
         rig.engine.step()
 
@@ -78,29 +79,29 @@ def cached(rig: Rig, prompt: list[int]) -> int:
 
 def test_bytes_of_an_erased_document_are_nowhere_in_the_store_file(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, host_blocks=160) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         rig.answer(TEXT, max_new_tokens=1)
         rig.answer([*TEXT, *prompt_tokens(2, 200)], max_new_tokens=1)
         rig.answer(other := prompt_tokens(3, 500), max_new_tokens=1)
-        segments = documents.find(keys_of(TEXT))
+        segments = kv.find(keys_of(TEXT))
         assert segments is not None
         of_chat = [each for each in rig.segments.sealed() if each.parent == segments[-1].id]
-        of_other = documents.find(keys_of(other))
+        of_other = kv.find(keys_of(other))
         assert of_chat and of_other
         gone, stays = pieces_of(rig, [*segments, *of_chat]), pieces_of(rig, of_other)
         slots = slots_of(rig, segments)
         settle(rig)
         store = tmp_path / "store.h3"
         assert all(piece in store.read_bytes() for piece in (*gone, *stays))
-        erase(rig, documents, reach_of(TEXT))
+        erase(rig, kv, reach_of(TEXT))
         data = store.read_bytes()
         assert not any(piece in data for piece in gone)
         assert all(piece in data for piece in stays)
         assert not any(any(slot) for slot in slots), "what was in memory lies there still"
-        assert documents.find(keys_of(TEXT)) is None
+        assert kv.find(keys_of(TEXT)) is None
         assert cached(rig, TEXT) == 0
         assert cached(rig, other) == 448
-        documents.check_integrity()
+        kv.check_integrity()
         rig.engine.check_integrity()
 
 
@@ -108,9 +109,9 @@ def test_erased_document_stays_gone_after_a_restart(tmp_path: Path) -> None:
     with tiered_rig(tmp_path) as rig:
         rig.answer(TEXT, max_new_tokens=1)
     with tiered_rig(tmp_path) as rig:
-        documents = DocumentKv(rig.pool)
-        assert documents.find(keys_of(TEXT)) is not None
-        erase(rig, documents, reach_of(TEXT))
+        kv = DocumentKv(rig.pool)
+        assert kv.find(keys_of(TEXT)) is not None
+        erase(rig, kv, reach_of(TEXT))
     with tiered_rig(tmp_path) as rig:
         assert DocumentKv(rig.pool).find(keys_of(TEXT)[:1]) is None
         assert cached(rig, TEXT) == 0
@@ -118,7 +119,7 @@ def test_erased_document_stays_gone_after_a_restart(tmp_path: Path) -> None:
 
 def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -> None:
     with tiered_rig(tmp_path) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         rig.answer(TEXT, max_new_tokens=1)
         prompt = [*TEXT, *prompt_tokens(2, 200)]
         expected = rig.answer(prompt, max_new_tokens=80)[0]
@@ -126,104 +127,149 @@ def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -
         running = rig.engine.submit(Request(prompt=tuple(prompt), sampling=sampling))
         for _ in range(20):
             rig.engine.step()
-        assert not documents.erase(reach_of(TEXT))
-        assert documents.find(keys_of(TEXT)[:1]) is None, "it is found though it was withdrawn"
+        assert not kv.erase(reach_of(TEXT))
+        assert kv.find(keys_of(TEXT)[:1]) is None, "it is found though it was withdrawn"
         rig.engine.check_integrity()
         tokens = []
         while rig.engine.has_work:
             tokens += [event.token for event in rig.engine.step() if hasattr(event, "token")]
-            assert not documents.erase(reach_of(TEXT)) or not rig.engine.has_work
+            assert not kv.erase(reach_of(TEXT)) or not rig.engine.has_work
         assert tokens == expected[-len(tokens) :], f"request {running} reads something else since"
-        erase(rig, documents, reach_of(TEXT))
+        erase(rig, kv, reach_of(TEXT))
         assert not [each for each in rig.segments.everywhere() if each.is_erased]
         assert cached(rig, prompt) == 0
         rig.engine.check_integrity()
 
 
+def test_one_call_erases_so_many_bytes_and_the_rest_is_erased_by_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiered_rig(tmp_path) as rig:
+        kv = DocumentKv(rig.pool)
+        monkeypatch.setattr(documents, "ERASED_BYTES", 1)
+        rig.answer(TEXT, max_new_tokens=1)
+        segments = kv.find(keys_of(TEXT))
+        assert segments is not None and len(segments) > 1
+        before = len(rig.segments.everywhere())
+        assert not kv.erase(reach_of(TEXT))
+        assert kv.is_behind
+        assert len(rig.segments.everywhere()) >= before - 1
+        while kv.is_behind:
+            kv.go_on()
+        assert kv.find(keys_of(TEXT)[:1]) is None
+        erase(rig, kv, reach_of(TEXT))
+        rig.engine.check_integrity()
+
+
 def test_beginning_that_another_document_has_too_is_spared(tmp_path: Path) -> None:
     with tiered_rig(tmp_path) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         other = [*TEXT[:320], *prompt_tokens(5, 320)]
         rig.answer(other, max_new_tokens=1)
         rig.answer(TEXT, max_new_tokens=1)
-        erase(rig, documents, reach_of(TEXT, spared=keys_of(other)))
-        assert documents.find(keys_of(other)) is not None
+        erase(rig, kv, reach_of(TEXT, spared=keys_of(other)))
+        assert kv.find(keys_of(other)) is not None
         assert cached(rig, TEXT) == 320
         rig.engine.check_integrity()
 
 
 def test_held_document_stays_in_some_tier_while_all_else_goes(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=4) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         rig.answer(TEXT, max_new_tokens=1)
-        assert documents.hold("a", keys_of(TEXT))
-        assert documents.hold("b", keys_of(TEXT))
+        assert kv.hold("a", keys_of(TEXT))
+        assert kv.hold("b", keys_of(TEXT))
         for number in range(10, 18):
             rig.answer(prompt_tokens(number, 900), max_new_tokens=1)
             rig.engine.check_integrity()
         rig.engine.evict_cached()
-        assert documents.holds("a")
-        assert documents.find(keys_of(TEXT)) is not None
+        assert kv.holds("a")
+        assert kv.find(keys_of(TEXT)) is not None
         assert cached(rig, TEXT) == 640
-        documents.check_integrity()
-        documents.let_go("a")
+        kv.check_integrity()
+        kv.let_go("a")
         rig.engine.evict_cached()
-        assert documents.find(keys_of(TEXT)) is not None
-        documents.let_go("b")
-        documents.let_go("b")
+        assert kv.find(keys_of(TEXT)) is not None
+        kv.let_go("b")
+        kv.let_go("b")
         assert rig.segments.held_blocks == 0
         rig.engine.evict_cached()
-        assert documents.find(keys_of(TEXT)) is None
-        documents.check_integrity()
+        assert kv.find(keys_of(TEXT)) is None
+        kv.check_integrity()
         rig.engine.check_integrity()
 
 
 def test_held_room_is_not_promised_to_requests(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=1) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         before = rig.pool.capacity.blocks
         rig.answer(TEXT, max_new_tokens=1)
-        assert documents.hold("a", keys_of(TEXT))
+        assert kv.hold("a", keys_of(TEXT))
         assert rig.pool.capacity.blocks < before
         rig.answer(prompt_tokens(4, 64 * (rig.pool.capacity.blocks - 2)), max_new_tokens=1)
-        assert documents.holds("a")
-        documents.let_go("a")
+        assert kv.holds("a")
+        kv.let_go("a")
         assert rig.pool.capacity.blocks == before
         rig.engine.check_integrity()
 
 
 def test_what_a_document_had_on_disk_goes_too_where_only_its_room_was_wanted(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=2, host_blocks=64) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         rig.answer(TEXT, max_new_tokens=1)
-        segments = documents.find(keys_of(TEXT))
+        segments = kv.find(keys_of(TEXT))
         assert segments is not None
         pieces = pieces_of(rig, segments)
-        documents.mark(reach_of(TEXT))
+        kv.mark(reach_of(TEXT))
         settle(rig)
         assert any(piece in (tmp_path / "store.h3").read_bytes() for piece in pieces)
         for number in range(10, 14):
             rig.answer(prompt_tokens(number, 900), max_new_tokens=1)
-        assert documents.find(keys_of(TEXT)) is None
-        erase(rig, documents, reach_of(TEXT))
+        assert kv.find(keys_of(TEXT)) is None
+        erase(rig, kv, reach_of(TEXT))
         data = (tmp_path / "store.h3").read_bytes()
         assert not any(piece in data for piece in pieces)
         rig.engine.check_integrity()
 
 
+def test_copies_wait_for_room_that_is_being_erased_and_nobody_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiered_rig(tmp_path) as rig:
+        cold = rig.segments.cold
+        assert cold is not None
+
+        def refuse(sizes: object) -> list[SlotHandle]:
+            raise TierFullError("full", tier=Tier.NVME, needed_bytes=2, free_bytes=1)
+
+        with monkeypatch.context() as full:
+            full.setattr(type(cold), "erasing", property(lambda _: 1))
+            full.setattr(type(cold), "reserve", lambda _, sizes: refuse(sizes))
+            full.setattr(type(cold), "wait", lambda *_: pytest.fail("the engine's thread waited"))
+            rig.answer(TEXT, max_new_tokens=1)
+            rig.pool.placer.tick()
+            assert rig.pool.placer.is_moving, "they are not forgotten"
+            full.setattr(type(cold), "wait", lambda *_: None)
+            assert not rig.pool.placer.make_room(rig.segments.free_blocks() + 1, waits=True), "it waits for nothing"
+        settle(rig)
+        segments = DocumentKv(rig.pool).find(keys_of(TEXT))
+        assert segments is not None and all(segment.cold_L for segment in segments)
+        rig.engine.check_integrity()
+
+
 def test_document_that_is_computed_again_is_marked_again(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, host_blocks=160) as rig:
-        documents = DocumentKv(rig.pool)
-        documents.mark(reach_of(TEXT))
+        kv = DocumentKv(rig.pool)
+        kv.mark(reach_of(TEXT))
         rig.answer([*TEXT, *prompt_tokens(2, 200)], max_new_tokens=1)
         rig.answer(prompt_tokens(3, 200), max_new_tokens=1)
-        segments = documents.find(keys_of(TEXT))
+        segments = kv.find(keys_of(TEXT))
         assert segments is not None
         assert all(segment.is_erased for segment in segments)
-        other = documents.find(keys_of(prompt_tokens(3, 200)))
+        other = kv.find(keys_of(prompt_tokens(3, 200)))
         assert other is not None
         assert not any(segment.is_erased for segment in other)
-        erase(rig, documents, reach_of(TEXT))
+        erase(rig, kv, reach_of(TEXT))
         assert not rig.segments.marked
         rig.engine.check_integrity()
 
@@ -232,17 +278,17 @@ def test_document_is_erased_in_the_store_of_another_process(tmp_path: Path) -> N
     store = tmp_path / "store" / "store.h3"
 
     def act(rig: Rig) -> None:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         rig.answer(TEXT, max_new_tokens=1)
-        segments = documents.find(keys_of(TEXT))
+        segments = kv.find(keys_of(TEXT))
         assert segments is not None
         pieces = pieces_of(rig, segments)
         settle(rig)
         assert all(piece in store.read_bytes() for piece in pieces)
-        erase(rig, documents, reach_of(TEXT))
+        erase(rig, kv, reach_of(TEXT))
         assert not any(piece in store.read_bytes() for piece in pieces)
-        documents.await_earlier()
-        erase(rig, documents, reach_of(TEXT))
+        kv.await_earlier()
+        erase(rig, kv, reach_of(TEXT))
         rig.pool.check_integrity()
 
     def run(link: NodeLink) -> None:
@@ -258,17 +304,17 @@ def test_document_is_erased_in_the_store_of_another_process(tmp_path: Path) -> N
 
 def test_held_document_that_takes_most_of_the_room_can_be_asked_about(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
-        documents = DocumentKv(rig.pool)
+        kv = DocumentKv(rig.pool)
         blocks = rig.pool.capacity.blocks
         text = prompt_tokens(5, (blocks * 2 // 3) * 64)
         expected, _ = rig.answer([*text, 1, 2, 3], max_new_tokens=8)
-        assert documents.hold("a", keys_of(text))
+        assert kv.hold("a", keys_of(text))
         for _ in range(2):
             tokens, finished = rig.answer([*text, 1, 2, 3], max_new_tokens=8)
             assert tokens == expected
             assert finished.statistics.cached_tokens_total == len(text)
         with pytest.raises(TierFullError):
             rig.answer(prompt_tokens(6, len(text)), max_new_tokens=8)
-        documents.let_go("a")
+        kv.let_go("a")
         rig.answer(prompt_tokens(6, len(text)), max_new_tokens=8)
         rig.engine.check_integrity()

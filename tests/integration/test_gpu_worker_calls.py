@@ -14,7 +14,7 @@ from tests.integration.service_rig import PROMPT, WAIT_S, Rig, metric_names, run
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2_grpc as pb_grpc
-from h3kv.core.errors import ContextLengthError, PeerBusyError, PeerTimeoutError, RequestError
+from h3kv.core.errors import ContextLengthError, PeerBusyError, PeerTimeoutError, QuotaError, RequestError
 from h3kv.core.units import NS_PER_S
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.names import METRICS
@@ -163,6 +163,48 @@ def test_more_requests_than_allowed_are_refused_to_be_repeated(rig: Rig, stub: A
         answer(stub, "One more?")
     refused = rig.complete(prompt="One more?")
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    for stream in streams:
+        stream.cancel()
+
+
+def test_answers_that_are_admitted_together_count_each_prompt_once(stub: Any) -> None:
+    prompt = list(stub.Tokenize(pb.TokenizeRequest(text=PROMPT)).ids)
+    tenant = pb.Tenant(name="t", salt=b"t", tokens_per_minute=len(prompt) + 2 * 8)
+    asked = pb.GenerateRequest(tokens=pb.Tokens(ids=prompt), tenant=tenant)
+    together = pb.AdmitRequest(prompts=[asked], answers=2, max_new_tokens=8, tenant=tenant)
+    admission = stub.Admit(together, timeout=WAIT_S)
+    admitted = next(admission)
+    assert admitted.answers_at_a_time == 2
+    with pytest.raises(QuotaError):
+        next(stub.Admit(together, timeout=WAIT_S))
+    part = pb.AdmittedPrompt(id=admitted.id)
+    for tokens in (8, 4):
+        request = pb.GenerateRequest(admitted=part, sampling=greedy(tokens), tenant=tenant)
+        events = list(stub.Generate(request, timeout=WAIT_S))
+        assert events[-1].finished.usage.prompt_tokens == len(prompt)
+    with pytest.raises(RequestError, match="all answers"):
+        list(stub.Generate(pb.GenerateRequest(admitted=part, tenant=tenant), timeout=WAIT_S))
+    admission.cancel()
+
+    def is_closed() -> bool:
+        request = pb.GenerateRequest(admitted=part, tenant=tenant)
+        with pytest.raises(RequestError) as caught:
+            list(stub.Generate(request, timeout=WAIT_S))
+        return "nothing is admitted" in str(caught.value)
+
+    wait_for(is_closed, what="the admission to be closed")
+
+
+def test_one_tenant_leaves_room_for_others(stub: Any) -> None:
+    tenant = pb.Tenant(name="t", salt=b"t")
+    sampling = pb.Sampling(max_new_tokens=1600, ignore_eos=True)
+    request = pb.GenerateRequest(text=PROMPT, sampling=sampling, tenant=tenant)
+    streams = [stub.Generate(request, timeout=WAIT_S) for _ in range(2)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(QuotaError, match="may have 2"):
+        next(stub.Generate(request, timeout=WAIT_S))
+    assert answer(stub, "Is there room?", tokens=2)[1].generated_tokens == 2
     for stream in streams:
         stream.cancel()
 

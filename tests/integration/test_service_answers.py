@@ -59,7 +59,9 @@ def test_streamed_text_is_that_of_the_embedded_node(rig: Rig, model: Path) -> No
     assert usage["completion_tokens"] == 24
     assert usage["total_tokens"] == usage["prompt_tokens"] + 24
     assert events[-2]["choices"][0]["finish_reason"] == "length"
-    assert {event["id"] for event in events} == {f"cmpl-{stream.response.headers['x-request-id']}"}
+    (id,) = {event["id"] for event in events}
+    assert id.startswith("cmpl-")
+    assert stream.response.headers["x-request-id"] not in id
 
 
 def test_whole_answer_is_the_streamed_one_and_says_where_its_prompt_was_found(rig: Rig) -> None:
@@ -195,6 +197,7 @@ def test_body_without_an_announced_length_is_bounded_too(rig: Rig) -> None:
     piece = b"x" * (64 << 10)
     with contextlib.closing(UnixConnection(rig.http_socket)) as connection:
         connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Type", "application/json")
         connection.putheader("Transfer-Encoding", "chunked")
         connection.endheaders()
         for _ in range((4 << 20) // len(piece) + 1):
@@ -216,7 +219,7 @@ def test_request_id_of_the_client_is_kept_where_it_is_harmless(rig: Rig) -> None
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
     kept = rig.post("/v1/completions", body, headers={"X-Request-Id": "order-66"})
     assert kept.headers["x-request-id"] == "order-66"
-    assert kept.fields["id"] == "cmpl-order-66"
+    assert "order-66" not in kept.fields["id"]
     wait_for(lambda: "answer_ended h3.request.id=order-66" in rig.worker.text(), what="the log of gpu_worker")
     assert "request_ended h3.request.id=order-66" in rig.gateway.text()
     replaced = rig.post("/v1/completions", body, headers={"X-Request-Id": "two words"})

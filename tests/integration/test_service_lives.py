@@ -80,6 +80,7 @@ def test_killed_worker_ends_the_stream_with_an_error_and_the_next_one_serves(mod
             error = list(events)[-1]["error"]
             assert (error["code"], error["type"]) == ("peer_unavailable", "server_error")
             assert not stream.ended
+            wait_for(lambda: rig.get("/health").status == 503, what="the health to be looked at again")
             health = rig.get("/health")
             assert (health.status, health.headers["retry-after"]) == (503, "1")
             rig.start_worker()

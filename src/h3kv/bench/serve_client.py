@@ -61,6 +61,8 @@ class Answer:
     """Of the prompt, found in a cache."""
     cached_by_tier: dict[Tier, int] = field(default_factory=dict)
     """Where they were, of servers that say it."""
+    is_done: bool = False
+    """Whether the server said that this is all."""
 
     @property
     def text(self) -> str:
@@ -142,7 +144,12 @@ class Target:
         head = await connection.request("POST", CHAT if ask.is_chat else COMPLETIONS, self.fields(ask))
         await _require_ok(head, connection)
         async for line in connection.lines(head):
-            if line.startswith(DATA) and (said := line[len(DATA) :].strip()) != END:
+            if not line.startswith(DATA):
+                continue
+            said = line[len(DATA) :].strip()
+            if said == END:
+                answer.is_done = True
+            else:
                 self._note(answer, json.loads(said))
 
     def fields(self, ask: Ask) -> dict[str, object]:

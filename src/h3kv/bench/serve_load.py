@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,15 +53,29 @@ class Outcome:
     answer: Answer | None
     """None: it failed."""
     error: H3Error | None
+    due_ns: int
+    """When it should have been sent, by `time.perf_counter_ns`."""
+
+    @property
+    def ttft_due_ns(self) -> int | None:
+        """From when it was due to its first piece: what a user waits who cannot wait to ask. None: it failed."""
+        return None if self.answer is None else self.answer.sent_ns + self.answer.ttft_ns - self.due_ns
 
 
-async def over_connections(target: Target, asks: Iterator[Ask], *, connections: int) -> list[H3Error]:
+async def over_connections(
+    target: Target,
+    asks: Iterator[Ask],
+    *,
+    connections: int,
+    check: Callable[[Ask, Answer], None] = lambda *_: None,
+) -> list[H3Error]:
     """Have requests answered over so many connections, each of which takes the next one when it is free.
 
     Args:
         target: who answers.
         asks: taken from while there are some.
         connections: that are open together.
+        check: raises H3Error for an answer that is as bad as none.
 
     Returns:
         The errors; a request that failed is not asked again.
@@ -72,7 +86,7 @@ async def over_connections(target: Target, asks: Iterator[Ask], *, connections: 
         async with target.connection() as connection:
             for ask in asks:
                 try:
-                    await target.answer(connection, ask)
+                    check(ask, await target.answer(connection, ask))
                 except H3Error as error:
                     errors.append(error)
 
@@ -89,18 +103,18 @@ async def at_times(target: Target, timed: Sequence[tuple[int, Ask]], *, running_
         running_max: further ones wait until one of these has its answer.
 
     Returns:
-        What became of each, in their order. A time to first token counts from when it was really sent.
+        What became of each, in their order. An answer's own times count from when it was really sent.
     """
     room = asyncio.Semaphore(running_max)
-    begin_ns = time.monotonic_ns()
+    begin_ns = time.perf_counter_ns()
 
     async def play(due_ns: int, ask: Ask) -> Outcome:
-        await asyncio.sleep(max(begin_ns + due_ns - time.monotonic_ns(), 0) / NS_PER_S)
+        await asyncio.sleep(max(begin_ns + due_ns - time.perf_counter_ns(), 0) / NS_PER_S)
         async with room:
             try:
-                return Outcome(await _alone(target, ask), None)
+                return Outcome(await _alone(target, ask), None, begin_ns + due_ns)
             except H3Error as error:
-                return Outcome(None, error)
+                return Outcome(None, error, begin_ns + due_ns)
 
     return await together(play(due_ns, ask) for due_ns, ask in timed)
 

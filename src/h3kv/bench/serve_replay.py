@@ -12,10 +12,11 @@ from typing import Final
 from h3kv.bench.measure import Progress
 from h3kv.bench.results import Results
 from h3kv.bench.serve_client import Answer, Target
-from h3kv.bench.serve_figures import output_rate, prompt_rate, put_hits, put_latencies
+from h3kv.bench.serve_figures import PERCENTILES, output_rate, percentile, prompt_rate, put_hits, put_latencies
 from h3kv.bench.serve_load import at_times, together
 from h3kv.bench.serve_prompts import Conversation
 from h3kv.bench.serve_trace import Scale, read_trace, scaled
+from h3kv.core.units import NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def trace(
 ) -> None:
     """Put `serve.trace.*`: latencies, throughput, errors, and where prompts were found.
 
+    `ttft_due` counts from when a request was due: also while it waited at the driver.
+
     Raises:
         ConfigError: the trace cannot be read.
     """
@@ -82,6 +85,9 @@ def trace(
     results.put(f"{prefix}.errors", len(outcomes) - len(answers))
     if answers:
         put_latencies(results, prefix, answers)
+        waits_ms = [wait / NS_PER_MS for each in outcomes if (wait := each.ttft_due_ns) is not None]
+        for percent in PERCENTILES:
+            results.put(f"{prefix}.ttft_due_ms_p{percent}", percentile(waits_ms, percent))
         _put_rates(results, prefix, answers)
         put_hits(results, prefix, answers)
 

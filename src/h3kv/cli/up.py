@@ -82,8 +82,8 @@ def run_node(settings: Settings, request: UpRequest) -> None:
     """Start all processes, keep them running, and end them on Ctrl-C.
 
     Raises:
-        ConfigError: `services` cannot be found, a process refuses its settings, the file of tenants cannot be used, the folder is
-            open to others, or HTTP cannot be served.
+        ConfigError: `services` cannot be found, a process refuses its settings, the file of tenants cannot be used,
+            the folder is open to others, or HTTP cannot be served.
         AddressInUseError: another node runs in the folder.
         PeerUnavailableError: a process does not serve in time.
     """
@@ -137,6 +137,8 @@ def _run_held(specs: list[ChildSpec], request: UpRequest) -> None:
 
 def _options(settings: Settings, request: UpRequest) -> NodeOptions:
     worker = {name.upper(): getattr(settings, name).model_dump_json() for name in SECTIONS}
+    # What nobody said keeps its own default there: how long an answer is.
+    worker["ENGINE"] = settings.engine.model_dump_json(exclude_unset=True)
     return NodeOptions(
         run_folder=request.run_folder,
         offload_workers=request.offload_workers,

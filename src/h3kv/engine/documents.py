@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from h3kv.core.reach import Reach
@@ -10,8 +10,8 @@ from h3kv.core.types import BlockKey
 from h3kv.engine.pool import KvPool
 from h3kv.engine.segment import Phase, Segment
 
-ERASED_AT_A_TIME: Final = 16
-"""Segments that one call gives up: zeros over the memory of one take milliseconds, in which no token comes."""
+ERASED_BYTES: Final = 16 << 20
+"""What one call erases in memory, or one segment: it takes milliseconds, in which no token comes."""
 
 
 class DocumentKv:
@@ -25,15 +25,21 @@ class DocumentKv:
         self._pool = pool
         self._table = pool.segments
         self._held: dict[str, list[Segment]] = {}
+        self.is_behind = False
+        """Whether the last call left something that could be erased at once."""
 
-    def find(self, keys: Sequence[BlockKey]) -> list[Segment] | None:
+    def places(self) -> Mapping[BlockKey, Segment]:
+        """Where each block is that can be found: for several documents between the same two steps."""
+        return {key: segment for segment in self._table.sealed() for key in segment.keys}
+
+    def find(
+        self, keys: Sequence[BlockKey], *, places: Mapping[BlockKey, Segment] | None = None
+    ) -> list[Segment] | None:
         """Segments that hold all of these blocks; None where one is nowhere."""
-        wanted = set(keys)
-        holders = [each for each in self._table.sealed() if not wanted.isdisjoint(each.keys)]
-        place_of = {key: each for each in holders for key in each.keys}
-        if not wanted <= place_of.keys():
-            return None
-        return list({place_of[key].id: place_of[key] for key in keys}.values())
+        places = self.places() if places is None else places
+        found = [places.get(key) for key in keys]
+        segments = {segment.id: segment for segment in found if segment is not None}
+        return None if None in found else list(segments.values())
 
     def mark(self, reach: Reach) -> None:
         """Have zeros over all that a document reaches wherever it leaves, also over what is sealed from now on."""
@@ -41,7 +47,9 @@ class DocumentKv:
         for segment in self._reached(reach):
             segment.is_erased = True
 
-    def hold(self, document: str, keys: Sequence[BlockKey]) -> bool:
+    def hold(
+        self, document: str, keys: Sequence[BlockKey], *, places: Mapping[BlockKey, Segment] | None = None
+    ) -> bool:
         """Have a document's blocks stay in some tier until `let_go`.
 
         Returns:
@@ -50,7 +58,7 @@ class DocumentKv:
         if self.holds(document):
             return True
         self.let_go(document)
-        segments = self.find(keys)
+        segments = self.find(keys, places=places)
         if segments is None:
             return False
         # What is in use already counts once.
@@ -94,8 +102,12 @@ class DocumentKv:
         """
         free = [each for each in self._withdrawn() if each.phase is Phase.SEALED and each.pins == 0]
         here = [segment for segment in free if self._table.find(segment.id) is segment]
-        for segment in here[:ERASED_AT_A_TIME]:
+        left_bytes = ERASED_BYTES
+        while here and left_bytes > 0:
+            segment = here.pop()
+            left_bytes -= segment.room_blocks * self._table.layout.block_bytes if segment.home_L else 0
             self._table.give_up(segment)
+        self.is_behind = bool(here)
         cold = self._table.cold
         return not self._withdrawn() and (cold is None or cold.erasing == 0)
 

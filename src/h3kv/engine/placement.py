@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from h3kv.core.errors import H3Error, SlabCorruptError, TierFullError
 from h3kv.core.ports import Clock, Telemetry
 from h3kv.core.types import Completion, Fetch, Move, SegmentId, SlabKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_MS, NS_PER_S
+from h3kv.engine.copies import Arriving, Copying
 from h3kv.engine.interrupts import check_interrupt, interrupts_deferred
 from h3kv.engine.segment import Arrival, Phase, Segment, return_slots
 from h3kv.engine.segments import SegmentTable
@@ -26,28 +26,6 @@ from h3kv.telemetry import names
 
 WAIT_NS = 30 * NS_PER_S
 """Longest time that room may take to come free: a device that takes longer is broken."""
-
-
-@dataclass(slots=True)
-class _Copying:
-    """A segment on its way into the cold store."""
-
-    segment: Segment
-    handles_L: tuple[SlotHandle, ...]
-    reason: str
-    layers_left: int
-    start_ns: int
-    error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Arriving:
-    """A segment on its way back into the home."""
-
-    segment: Segment
-    arrival: Arrival
-    reason: str
-    start_ns: int
 
 
 class Placer:
@@ -76,8 +54,8 @@ class Placer:
         self._state = policy.PlacementState(config)
         self._telemetry = telemetry
         self._clock = clock
-        self._copies: dict[SegmentId, _Copying] = {}
-        self._arrivals: dict[SegmentId, _Arriving] = {}
+        self._copies: dict[SegmentId, Copying] = {}
+        self._arrivals: dict[SegmentId, Arriving] = {}
         # Copies for which room is being erased: they begin when it is there.
         self._postponed: list[policy.Copy] = []
         # Ended moves and fetches that nobody took notice of yet.
@@ -90,8 +68,8 @@ class Placer:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a copy is in flight, or waits for its room."""
-        return bool(self._copies or self._arrivals or self._postponed)
+        """Whether something goes on that needs a look now and then: a copy, perhaps one for which room is erased."""
+        return bool(self._copies or self._arrivals or self._is_erasing)
 
     @property
     def refused_blocks(self) -> int:
@@ -141,7 +119,7 @@ class Placer:
             self._plan([policy.RoomNeeded(Tier.HOST, 0)])
 
     def _wait(self, timeout_ns: int) -> bool:
-        """Wait for the cold store, and take notice of what ended. False where it has nothing that could be waited for."""
+        """Wait for the cold store, and take notice of what ended. False where nothing can be waited for."""
         assert self._cold is not None
         began_ns, erasing = self._clock.now_ns(), self._cold.erasing
         is_in_flight = bool(self._copies or self._arrivals)
@@ -201,9 +179,8 @@ class Placer:
         """Tell the policy what happened, and do what it says, until it says nothing."""
         while self._refused:
             self._table.home.release(self._refused.pop())
-        postponed, self._postponed = self._postponed, []
-        for command in postponed:
-            self._copy_out(command)
+        for _ in range(len(self._postponed)):
+            self._copy_out(self._postponed.pop(0))
         pending = [*self._take_events(), *events, *self._wanted_again()]
         while pending:
             self._state, plan = policy.step(self._state, [*self._rooms(), *pending], self._clock.now_ns())
@@ -276,7 +253,7 @@ class Placer:
             Move(SlabKey(segment.id, layer), handle, view, segment.label)
             for layer, (handle, view) in enumerate(zip(handles_L, views_L, strict=True))
         ]
-        self._copies[segment.id] = _Copying(
+        self._copies[segment.id] = Copying(
             segment, handles_L, command.reason, layers_left=len(moves), start_ns=self._clock.now_ns()
         )
         segment.is_copied = True
@@ -359,7 +336,7 @@ class Placer:
             return []
         addresses_L = tuple(self._table.home.address(handle) for handle in handles_L)
         segment.arrival = Arrival(handles_L, addresses_L)
-        self._arrivals[segment.id] = _Arriving(segment, segment.arrival, command.reason, self._clock.now_ns())
+        self._arrivals[segment.id] = Arriving(segment, segment.arrival, command.reason, self._clock.now_ns())
         content_bytes = self._table.layout.slab.content_bytes(segment.room_blocks)
         return [
             Fetch(SlabKey(segment.id, layer), source, self._host.view(target)[:content_bytes])

@@ -32,7 +32,7 @@ from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.needs import KvNeed, TieringConfig
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
-from h3kv.engine.prefix import Mount, cover, mount_prefix
+from h3kv.engine.prefix import Mount, held_prefix, mount_prefix
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.speeds import Speeds
@@ -216,11 +216,7 @@ class KvPool:
     def _start(self, need: KvNeed, mounts: list[Mount], *, is_alone: bool) -> SequenceKv:
         """A sequence over these mounts, or over fewer of them."""
         while True:
-            # A partly used segment pins all of its blocks.
-            # What documents hold has its room already.
-            own = [mount for mount in mounts if not mount.segment.holds]
-            held = sum(mount.blocks for mount in mounts) - sum(mount.blocks for mount in own)
-            blocks = need.reserved_blocks - held + sum(mount.segment.room_blocks - mount.blocks for mount in own)
+            blocks = need.reserved_blocks + sum(mount.blocks_beside for mount in mounts)
             try:
                 self.capacity.commit(blocks, retrieves=need.retrieves)
                 try:
@@ -245,11 +241,7 @@ class KvPool:
 
     def held_blocks(self, need: KvNeed) -> int:
         """Blocks of a prompt that documents hold, so that it needs no room for them."""
-        held = 0
-        for segment_id, blocks in cover(self._directory.find(need.keys[1 : need.reusable_blocks + 1])):
-            segment = self.segments.find(segment_id)
-            held += blocks if segment is not None and segment.holds else 0
-        return held
+        return held_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
 
     def grow(self, kv: SequenceKv) -> None:
         """See that a sequence is sure of room for its next token.

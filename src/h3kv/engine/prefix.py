@@ -28,6 +28,11 @@ class Mount:
     segment: Segment
     blocks: int
 
+    @property
+    def blocks_beside(self) -> int:
+        """Blocks that the mount takes beside its own: one partly used pins all. What documents hold has its room."""
+        return -self.blocks if self.segment.holds else self.segment.room_blocks - self.blocks
+
 
 def reusable_blocks(prompt_tokens: int) -> int:
     """Whole blocks of a prompt that may be reused: its last token is always computed, for its logits."""
@@ -70,3 +75,12 @@ def mount_prefix(keys: Sequence[BlockKey], directory: Directory, segments: Segme
             segments.unpin(mount.segment)
         raise
     return mounts
+
+
+def held_prefix(keys: Sequence[BlockKey], directory: Directory, segments: SegmentTable) -> int:
+    """Blocks of a prompt that documents hold. Arguments as of `mount_prefix`; nothing is pinned."""
+    held = 0
+    for segment_id, blocks in cover(directory.find(keys)):
+        segment = segments.find(segment_id)
+        held += blocks if segment is not None and segment.holds else 0
+    return held

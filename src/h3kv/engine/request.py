@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
+from h3kv.core.client_limits import LOGPROBS_MAX, SEED_MAX
 from h3kv.core.errors import RequestError
 from h3kv.engine.field_checks import are_biases, are_stops, are_tokens, is_int, is_number, lie_between, require, shown
 from h3kv.engine.grammar import Grammar
@@ -12,14 +13,8 @@ from h3kv.engine.grammar import Grammar
 RequestId = NewType("RequestId", int)
 """Number of a request, unique within one engine and never used twice."""
 
-SEED_MAX: Final = 2**63 - 1
-"""Largest seed that every generator of torch accepts."""
-
 STOPS_MAX: Final = 16
 """Stop strings of one request: each is searched in every piece of text."""
-
-LOGPROBS_MAX: Final = 20
-"""Alternatives that are named for one token."""
 
 BIAS_MAX: Final = 100
 """Either way: more than scores differ by, so that a token is as good as certain or ruled out."""

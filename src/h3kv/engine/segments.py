@@ -229,7 +229,7 @@ class SegmentTable:
         return found
 
     def unpin(self, segment: Segment) -> None:
-        """Give a pin back. A segment that nobody can share goes with its last pin."""
+        """Give a pin back. A segment that nobody can share goes with its last pin, a withdrawn one with `give_up`."""
         assert segment.pins > 0, f"segment {segment.id} is not pinned"
         segment.pins -= 1
         self.note_changed(segment)
@@ -242,7 +242,8 @@ class SegmentTable:
             return
         if segment.phase in {Phase.OPEN, Phase.PRIVATE, Phase.LOST}:
             self._remove(segment)
-        elif segment.phase is Phase.SEALED and segment.label is None:
+        elif segment.phase is Phase.SEALED and segment.label is None and not segment.is_withdrawn:
+            # Zeros over all that a long request had take longer than others may wait between two steps.
             self.give_up(segment)
 
     def hold(self, segment: Segment) -> None:
@@ -261,7 +262,7 @@ class SegmentTable:
             segment.holds -= 1
 
     def withdraw(self, segment: Segment) -> None:
-        """Nobody finds a segment any more, nor what continues it; with its last pin, or `give_up`, it goes erased."""
+        """Nobody finds a segment any more, nor what continues it; with `give_up` it goes erased."""
         if not segment.is_withdrawn:
             segment.is_erased = segment.is_withdrawn = True
             self._end_holds(segment)

@@ -199,11 +199,14 @@ class RunningSequence:
             self._prefill_ns += spent_ns
             # What is read again after it was lost is no progress.
             self._read_tokens = max(self._read_tokens, end)
-            found = sum(self._reused_tokens.values())
-            events.append(PrefillProgress(self.id, self._read_tokens, found, self.prompt_tokens))
+            events.append(self._progress())
         if choice is not None:
             events.append(self._accept(choice, ended_ns))
         return events
+
+    def _progress(self) -> PrefillProgress:
+        found = sum(self._reused_tokens.values())
+        return PrefillProgress(self.id, self._read_tokens, found, self.prompt_tokens)
 
     def _chunk_end(self, chunks: ChunkRule) -> int:
         """Where the next chunk ends. The answer's tokens are not cut as the prompt's are."""

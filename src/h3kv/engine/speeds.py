@@ -1,6 +1,6 @@
 """How fast this process computes prompts and reads the cold store, as it did lately.
 
-    chunk of prefill   (start, tokens, duration)               kept unless it waited for the cold store
+    chunk of prefill   (start, tokens, duration)               kept unless a step of it waited for the cold store
     wait for slabs     (reads, bytes that came, duration)      the disk was what held attention up
 
 Reading is measured only while something waits for it: what comes in beside computing costs nothing, and a disk that
@@ -63,8 +63,10 @@ class Speeds:
         """When, reads per byte, ns per byte."""
         self._came = _Reads()
         self._is_waiting = False
+        self._chunk: object = None
+        self._is_stepping = False
         self._waited_ns = 0
-        """Since the last chunk."""
+        """Of the chunk that is being computed, in its own steps."""
         self._prefill: PrefillSpeed | None = None
 
     def prefilled(self, start: int, tokens: int, duration_ns: int) -> None:
@@ -81,6 +83,21 @@ class Speeds:
             self._prefill = None
 
     @contextlib.contextmanager
+    def stepping(self, chunk: object) -> Iterator[None]:
+        """Around a step of a chunk. What waits between its steps are others.
+
+        Args:
+            chunk: the same object for all its steps, up to the one that calls `prefilled`.
+        """
+        if chunk is not self._chunk:
+            self._chunk, self._waited_ns = chunk, 0
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+
+    @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a wait of attention for the cold store, in which `fetched` may be called."""
         began_ns, self._is_waiting = self._clock.now_ns(), True
@@ -89,7 +106,8 @@ class Speeds:
         finally:
             self._is_waiting = False
             duration_ns = self._clock.now_ns() - began_ns
-            self._waited_ns += duration_ns
+            if self._is_stepping:
+                self._waited_ns += duration_ns
             self._came.duration_ns += duration_ns
             if self._came.duration_ns >= WAIT_SAMPLE_NS and self._came.size_bytes:
                 self._keep(self._came)

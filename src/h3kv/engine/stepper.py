@@ -239,7 +239,8 @@ class Stepper:
         is_whole = self._reads_cold and bool(reading.sequence.kv.cache.cold_slabs())
         while True:
             try:
-                next(reading.steps)
+                with self._pool.speeds.stepping(reading):
+                    next(reading.steps)
             except StopIteration as end:
                 self._reading = None
                 events: list[Event] | None = end.value

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from h3kv.bench.serve_client import Answer, Ask, Target, learn
 from h3kv.bench.serve_http import Address, Connection, parse_address, parse_head
-from h3kv.bench.serve_load import all_at_once, at_times, one_by_one, over_connections
-from h3kv.core.errors import ConfigError, PeerBusyError, PeerUnavailableError, RequestError
+from h3kv.bench.serve_load import Outcome, all_at_once, at_times, one_by_one, over_connections
+from h3kv.bench.serve_soak import check_whole
+from h3kv.core.errors import ConfigError, PeerBusyError, PeerError, PeerUnavailableError, RequestError
 from h3kv.core.types import Tier
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -220,3 +223,24 @@ def test_requests_at_given_times_are_all_asked_and_failures_are_told_apart() -> 
             assert sum(outcome.error is not None for outcome in outcomes) == 1
 
     asyncio.run(ask())
+
+
+def test_an_answer_without_its_end_its_usage_or_its_tokens_is_an_error() -> None:
+    target = Target("x", Address("127.0.0.1", 1), "m")
+    whole = Answer(0, prompt_tokens=3, answer_tokens=4, is_done=True)
+    check_whole(Ask((1,), 4), whole, target)
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("DONE", {"is_done": False}),
+        ("usage", {"prompt_tokens": 0}),
+        ("tokens", {"answer_tokens": 3}),
+    ]
+    for lacks, field in bad:
+        with pytest.raises(PeerError, match=lacks):
+            check_whole(Ask((1,), 4), replace(whole, **field), target)
+    check_whole(Ask((1,), 4), replace(whole, answer_tokens=3), replace(target, ignores_eos=False))
+
+
+def test_a_time_to_first_token_also_counts_from_when_a_request_was_due() -> None:
+    answer = Answer(sent_ns=70, piece_ns=[100])
+    assert (answer.ttft_ns, Outcome(answer, None, 20).ttft_due_ns) == (30, 80)
+    assert Outcome(None, PeerError("x", peer="y"), 20).ttft_due_ns is None

@@ -44,6 +44,22 @@ def test_the_file_of_tenants_is_for_the_gateway(tmp_path: Path) -> None:
     assert options(tmp_path)[Service.GATEWAY] == {}
 
 
+def test_a_length_that_nobody_named_is_the_contexts(tmp_path: Path) -> None:
+    assert "max_new_tokens" not in json.loads(options(tmp_path)[Service.GPU_WORKER]["ENGINE"])
+    told = options(tmp_path, engine={"max_new_tokens": 256})
+    assert json.loads(told[Service.GPU_WORKER]["ENGINE"])["max_new_tokens"] == 256
+
+
+def test_a_bad_file_of_tenants_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file, folder = tmp_path / "t.yaml", tmp_path / "run"
+    file.write_text("tenants: []", encoding="utf-8")
+    file.chmod(0o600)
+    result = CliRunner().invoke(app, ["up", "--run-folder", str(folder), "--tenants", str(file)])
+    assert result.exit_code == 1
+    assert "at least 1" in result.output
+    assert not folder.exists()
+
+
 def test_caps_in_tokens_are_refused_since_only_the_model_knows_their_bytes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in bytes, such as 4GiB"):
         options(tmp_path, host={"kv_bytes": "2048tokens"})

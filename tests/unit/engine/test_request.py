@@ -2,8 +2,9 @@ import math
 
 import pytest
 
+from h3kv.core.client_limits import SEED_MAX
 from h3kv.core.errors import RequestError
-from h3kv.engine.request import SEED_MAX, Request, SamplingParameters
+from h3kv.engine.request import Request, SamplingParameters
 
 
 @pytest.mark.parametrize(

@@ -359,6 +359,10 @@ def test_withdrawn_segment_is_found_by_nobody_and_what_continues_it_is_not_share
     world.table.check_integrity()
     world.table.unpin(child)
     world.table.unpin(segment)
+    assert world.table.find(segment.id) is segment, "whoever unpins it does not wait for zeros"
+    world.table.check_integrity()
+    world.table.give_up(child)
+    world.table.give_up(segment)
     assert ctypes.string_at(address, 64) == bytes(64), "its bytes lie there still"
     assert world.table.statistics().segments == 0
     world.close()

@@ -61,10 +61,28 @@ def test_short_chunks_do_not_count() -> None:
 
 def test_chunks_that_waited_for_the_cold_store_do_not_count() -> None:
     world = World()
-    world.wait([MIB], NS_PER_S)
-    world.speeds.prefilled(0, 128, 2 * NS_PER_S)
+    with world.speeds.stepping(chunk := object()):
+        world.wait([MIB], NS_PER_S)
+    with world.speeds.stepping(chunk):
+        world.speeds.prefilled(0, 128, 2 * NS_PER_S)
     assert world.speeds.prefill() is None
-    world.speeds.prefilled(128, 128, NS_PER_MS)
+    with world.speeds.stepping(object()):
+        world.speeds.prefilled(128, 128, NS_PER_MS)
+    prefill = world.speeds.prefill()
+    assert prefill is not None
+    assert prefill.ns(0, 128) == pytest.approx(NS_PER_MS)
+
+
+def test_waits_of_others_between_the_steps_of_a_chunk_do_not_count_for_it() -> None:
+    world = World()
+    with world.speeds.stepping(object()):
+        # It is taken off before it has ended.
+        world.wait([MIB], NS_PER_S)
+    with world.speeds.stepping(chunk := object()):
+        world.clock.advance(NS_PER_MS)
+    world.wait([MIB], NS_PER_S)
+    with world.speeds.stepping(chunk):
+        world.speeds.prefilled(0, 128, NS_PER_MS)
     prefill = world.speeds.prefill()
     assert prefill is not None
     assert prefill.ns(0, 128) == pytest.approx(NS_PER_MS)

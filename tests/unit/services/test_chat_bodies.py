@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from services.gateway.chat import ChatBody
+from services.gateway.openai import Asked
 from services.gateway.problems import FieldError, body_error
 from services.gateway.tool_calls import CallMode
 
@@ -27,9 +28,14 @@ def body_of(**fields: Any) -> ChatBody:
     return ChatBody.model_validate_json(json.dumps(whole))
 
 
-def asked(**fields: Any) -> pb.GenerateRequest:
-    ((request,),) = body_of(**fields).requests(TENANT)
+def whole(found: Asked) -> pb.GenerateRequest:
+    (request,) = found.prompts
+    request.sampling.CopyFrom(found.sampling_of(0))
     return request
+
+
+def asked(**fields: Any) -> pb.GenerateRequest:
+    return whole(body_of(**fields).asked(TENANT))
 
 
 def test_chat_that_names_no_length_has_the_nodes_default() -> None:
@@ -173,7 +179,10 @@ def test_arguments_of_a_call_that_are_no_object_are_refused(arguments: str) -> N
         ({"modalities": ["audio"]}, "modalities", "not supported"),
         ({"min_tokens": 3}, "min_tokens", "not supported"),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name", "missing"),
-        ({"tools": []}, "tools", "at least 1"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"top_k": -2}, "top_k", "greater than or equal to 1"),
+        ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages", "at most 4096"),
         ({"n": 17}, "n", "less than or equal to 16"),
         ({"n": True}, "n", "integer"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
@@ -195,6 +204,20 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
 
 def test_fields_that_change_nothing_are_taken() -> None:
     request = asked(
-        user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="s", prompt_cache_key="k"
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="default",
+        safety_identifier="s",
+        prompt_cache_key="k",
+        top_k=-1,
+        min_tokens=0,
+        use_beam_search=False,
+        length_penalty=1.0,
+        chat_template_kwargs={},
+        add_generation_prompt=True,
+        tools=[],
+        tool_choice="none",
+        seed=1,
     )
-    assert request.chat == asked().chat
+    assert request == asked(seed=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -134,13 +136,63 @@ def test_damaged_record_is_set_aside_and_all_else_served(tmp_path: Path, caplog:
     files.add(replace(RECORD, id="doc_2"), TEXT)
     (tmp_path / "doc_1.json").write_bytes(b"{")
     (tmp_path / "doc_5.erasing").write_bytes(b"{")
+    (tmp_path / "doc_6.erasing").write_bytes(bytes(100))
     again = FolderFiles(tmp_path)
     assert [each.id for each in again.load().documents] == ["doc_2"]
     assert sum("document_record_damaged" in record.getMessage() for record in caplog.records) == 2
     assert (tmp_path / "doc_1.damaged").read_bytes() == b"{"
+    assert not list(tmp_path.glob("doc_6*")), "it was over"
     assert (tmp_path / "doc_1.text").exists(), "people may want it"
     assert [each.id for each in FolderFiles(tmp_path).load().documents] == ["doc_2"]
     assert (tmp_path / "doc_1.text").exists()
+
+
+def test_document_is_gone_whatever_its_erasure_holds(tmp_path: Path) -> None:
+    files = FolderFiles(tmp_path)
+    files.add(RECORD, TEXT)
+    (tmp_path / "doc_1.erasing").write_bytes(ERASURE.pack()[:-5])
+    for _ in range(2):
+        kept = FolderFiles(tmp_path).load()
+        assert (kept.documents, kept.erasures, kept.unknown) == ([], [], [RECORD])
+    files.delete(ERASURE)
+    kept = FolderFiles(tmp_path).load()
+    assert (kept.documents, kept.erasures, kept.unknown) == ([], [ERASURE], [])
+
+
+def test_what_cannot_go_now_goes_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FolderFiles(tmp_path)
+    files.add(RECORD, TEXT)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", lambda path, **_: None if path.suffix == ".new" else refuse())
+        files.delete(ERASURE)
+        with pytest.raises(StoreError):
+            files.end_erasure("doc_1")
+    assert FolderFiles(tmp_path).load().erasures == [ERASURE]
+    files.end_erasure("doc_1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_in_place_counts_though_its_folder_was_not_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, fsync = FolderFiles(tmp_path), os.fsync
+
+    def refuse_folders(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, "broken")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    files.add(RECORD, TEXT)
+    assert FolderFiles(tmp_path).load().documents == [RECORD]
+    files.delete(ERASURE)
+    assert "document_folder_not_flushed" in caplog.text
+    monkeypatch.undo()
+    assert FolderFiles(tmp_path).load().erasures == [ERASURE]
 
 
 def test_damaged_text_says_what_to_do(tmp_path: Path) -> None:

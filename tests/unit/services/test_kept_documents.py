@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
+from tests.unit.services.documents_world import BYTES, MINE, OTHER, TEXT, THEIRS, WAIT_NS, WAIT_S, World
 
 from h3kv.core.errors import (
     ContextLengthError,
@@ -19,117 +18,14 @@ from h3kv.core.errors import (
     StoreError,
     TierFullError,
 )
-from h3kv.core.types import BlockKey
-from h3kv.core.units import NS_PER_S
-from h3kv.engine.documents import DocumentKv
-from h3kv.engine.request import Request, SamplingParameters
 from h3kv.models.document_prompt import prefix_tokens
-from h3kv.models.tokenizer import Tokenizer
 from h3kv.node import Node
 from h3kv.telemetry import names
-from h3kv.telemetry.recorder import Recorder
-from h3kv.telemetry.tracing import NullTracer
-from h3kv.testing.engines import CONFIG, FINGERPRINT, LAYOUT, make_rig, tiny_decoder
-from h3kv.testing.hooked_model import HookedModel
-from h3kv.testing.tiny_models import CHAT_TEMPLATE, byte_tokenizer
-from services.gpu_worker.documents import FOLLOWS_MAX, Documents
-from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry
-from services.gpu_worker.documents_files import DocumentFiles, FolderFiles, MemoryFiles
-from services.gpu_worker.documents_keeper import DocumentEngine, DocumentKeeper
-from services.gpu_worker.documents_prompts import OpenPrompts
-from services.gpu_worker.documents_reader import DocumentReader
-from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, Owner, State
-from services.gpu_worker.loop import EngineLoop
-
-WAIT_S = 30.0
-WAIT_NS = 30 * NS_PER_S
-BYTES = Tokenizer(
-    byte_tokenizer(), eos_ids=frozenset({260}), special_tokens={}, chat_template=CHAT_TEMPLATE, path="tiny"
-)
-MINE = Owner("mine", b"mine")
-THEIRS = Owner("theirs", b"theirs")
-TEXT = "The hat of Jack is grey. " * 12
-OTHER = "Bees make honey in June. " * 12
-
-
-class World:
-    """Documents and the engine's thread. The keeper's looks are a test's."""
-
-    def __init__(self, files: DocumentFiles | None = None, *, limits: DocumentLimits | None = None) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        config = replace(CONFIG, vocabulary_size=300, max_context=2048)
-        model = HookedModel(tiny_decoder(config=config), before=lambda *_: self._wait())
-        self.rig = make_rig(model=model)
-        self.telemetry = Recorder()
-        self.now_s = 1000
-        self.loop = EngineLoop(
-            cast(Node, self.rig),
-            tracer=NullTracer(),
-            requests_max=4,
-            name="gpu_worker",
-            on_failure=lambda error: None,
-            on_step=lambda _: None,
-        )
-        self.documents = Documents(
-            files or MemoryFiles(),
-            DocumentModel(BYTES, FINGERPRINT, 2048, LAYOUT.token_bytes),
-            limits=limits or DocumentLimits(pinned_blocks_max=12),
-            now_s=lambda: self.now_s,
-            prompts=OpenPrompts(FINGERPRINT),
-        )
-        self.kv = DocumentKv(self.rig.pool)
-        engine = DocumentEngine(self.loop, self.kv)
-        self.reader = DocumentReader(self.documents, engine)
-        self.keeper = DocumentKeeper(self.documents, engine, self.telemetry, on_unread=self.reader.note)
-        self.loop.start()
-        self.reader.start()
-
-    def _wait(self) -> None:
-        self.entered.set()
-        assert self.gate.wait(WAIT_S)
-
-    def create(self, text: str = TEXT, owner: Owner = MINE, **fields: Any) -> Entry:
-        wanted = {"name": "", "ttl_s": None, "is_pinned": False, "check": self.reader.check} | fields
-        entry = self.documents.create(owner, text, **wanted)
-        self.reader.note()
-        return entry
-
-    def ready(self, text: str = TEXT, owner: Owner = MINE, **fields: Any) -> Entry:
-        entry = self.create(text, owner, **fields)
-        self.wait_for(lambda: entry.record.state is not State.READING)
-        assert entry.record.state is State.READY, entry.record.failure
-        return entry
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < end_s
-            threading.Event().wait(0.002)
-
-    def cached(self, *texts: str, owner: Owner = MINE) -> int:
-        """Tokens that a chat about texts finds."""
-        prompt = [*prefix_tokens(BYTES, texts), *range(100)]
-        answer = self.loop.submit(self.request(prompt, owner), trace=None)
-        *_, finished = answer
-        return sum(cast(Any, finished).statistics.cached_tokens.values())
-
-    def request(self, prompt: list[int], owner: Owner = MINE) -> Request:
-        sampling = SamplingParameters(max_new_tokens=2, ignore_eos=True)
-        return Request(prompt=tuple(prompt), sampling=sampling, tenant=owner.salt)
-
-    def found(self, keys: tuple[BlockKey, ...]) -> bool:
-        return self.loop.call(lambda _: self.kv.find(keys) is not None, timeout_ns=WAIT_NS)
-
-    def close(self) -> None:
-        self.gate.set()
-        self.reader.stop()
-        self.keeper.stop()
-        self.loop.stop()
-        self.kv.check_integrity()
-        self.rig.engine.check_integrity()
-        self.rig.engine.close()
+from h3kv.testing.engines import LAYOUT
+from services.gpu_worker.documents_entry import DocumentLimits, Entry
+from services.gpu_worker.documents_files import FolderFiles, MemoryFiles
+from services.gpu_worker.documents_reach import FOLLOWS_MAX
+from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, State
 
 
 @pytest.fixture
@@ -180,13 +76,13 @@ def test_deleted_document_is_erased_and_its_chats_with_it(world: World) -> None:
     world.cached(OTHER, TEXT)
     both = len(prefix_tokens(BYTES, [OTHER, TEXT]))
     assert world.cached(OTHER, TEXT) >= both // 64 * 64
-    keys = world.documents.keys(entry)
+    keys = world.documents.reaches.keys(entry)
     erasure = world.documents.delete("mine", entry.record.id)
     assert world.keeper.erase(erasure, timeout_ns=WAIT_NS)
     assert world.documents.erasures() == []
     assert not world.found(keys[:1])
     assert world.cached(OTHER, TEXT) <= len(prefix_tokens(BYTES, [OTHER]))
-    assert world.found(world.documents.keys(other))
+    assert world.found(world.documents.reaches.keys(other))
 
 
 def test_document_is_called_erased_only_when_no_prompt_may_have_it(world: World) -> None:
@@ -218,7 +114,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
     world.gate.clear()
     entry = world.create("One line after the other. " * 40)
     assert world.entered.wait(WAIT_S)
-    keys = world.documents.keys(entry)
+    keys = world.documents.reaches.keys(entry)
     erasure = world.documents.delete("mine", entry.record.id)
     world.gate.set()
     world.wait_for(lambda: world.keeper.advance(erasure))
@@ -229,7 +125,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
 def test_same_text_kept_twice_stays_for_the_other(world: World) -> None:
     first, second = world.ready(), world.ready()
     assert world.keeper.erase(world.documents.delete("mine", first.record.id), timeout_ns=WAIT_NS)
-    assert world.found(world.documents.keys(second))
+    assert world.found(world.documents.reaches.keys(second))
 
 
 def test_time_to_live_ends_a_document(world: World) -> None:
@@ -272,10 +168,10 @@ def test_pinned_document_is_held_and_read_again_where_it_was_lost(world: World) 
 
 def test_pins_are_bounded_together(world: World) -> None:
     first = world.ready(is_pinned=True)
-    with pytest.raises(TierFullError, match="pinned_share_max"):
+    with pytest.raises(QuotaError, match="pinned_share_max"):
         world.create(OTHER * 2, is_pinned=True)
     second = world.ready(OTHER * 2)
-    with pytest.raises(TierFullError):
+    with pytest.raises(QuotaError):
         world.documents.update("mine", second.record.id, ttl_s=None, is_pinned=True)
     world.documents.update("mine", first.record.id, ttl_s=None, is_pinned=False)
     assert world.documents.update("mine", second.record.id, ttl_s=None, is_pinned=True).record.is_pinned
@@ -335,14 +231,14 @@ def test_documents_are_found_or_read_again_after_a_restart(tmp_path: Path) -> No
 
 
 def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with_it(world: World) -> None:
-    entry, other = world.ready(), world.ready(OTHER)
+    entry, other, short = world.ready(), world.ready(OTHER), world.ready("x")
     world.cached("Something else entirely. " * 10)
     for number in range(FOLLOWS_MAX + 2):
-        world.documents.texts("mine", [other.record.id] * (number + 1) + [entry.record.id])
+        world.documents.texts("mine", [short.record.id] * (number + 1) + [entry.record.id])
     assert len(entry.record.follows) == FOLLOWS_MAX + 1
     assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
     assert world.cached("Something else entirely. " * 10) == 0
-    assert world.found(world.documents.keys(other)), "other documents stay"
+    assert world.found(world.documents.reaches.keys(other)), "other documents stay"
 
 
 class FullFiles(MemoryFiles):
@@ -388,4 +284,80 @@ def test_full_disk_refuses_what_must_be_kept_and_chats_go_on() -> None:
     files.is_full = False
     world.keeper.look()
     assert world.documents.erasures() == []
+    world.close()
+
+
+def test_a_refused_upload_takes_no_tokens() -> None:
+    world = World(limits=DocumentLimits(documents_max=1))
+    charged: list[str] = []
+
+    def charge(entry: Entry) -> Callable[[], None]:
+        charged.append(entry.record.id)
+        return lambda: charged.remove(entry.record.id)
+
+    world.ready(charge=charge)
+    assert len(charged) == 1
+    with pytest.raises(QuotaError, match="documents_max"):
+        world.create(OTHER, charge=charge)
+    with pytest.raises(QuotaError, match="more pins"):
+        world.create(OTHER, owner=THEIRS, is_pinned=True, charge=charge)
+    assert len(charged) == 1
+    world.close()
+
+
+class NoRoom(MemoryFiles):
+    """A disk on which nothing fits."""
+
+    def add(self, record: DocumentRecord, text: str) -> None:
+        raise StoreError("no space is left", path="documents")
+
+
+def test_an_upload_that_cannot_be_kept_gives_its_tokens_back() -> None:
+    world, given_back = World(NoRoom()), threading.Event()
+    with pytest.raises(StoreError):
+        world.create(charge=lambda _: given_back.set)
+    assert given_back.is_set()
+    assert world.documents.entries() == []
+    world.close()
+
+
+def test_tenants_take_turns_in_having_documents_read(world: World) -> None:
+    world.gate.clear()
+    made = [world.create(f"{TEXT} 0", MINE, check=lambda _: None)]
+    assert world.entered.wait(WAIT_S)
+    made += [world.create(f"{TEXT} {place}", MINE, check=lambda _: None) for place in (1, 2)]
+    theirs = world.create(OTHER, THEIRS, check=lambda _: None)
+    order = []
+    for _ in range(4):
+        entry = world.documents.next_unread()
+        assert entry is not None
+        order.append(entry)
+        entry.record = replace(entry.record, state=State.READY)
+    assert sorted(map(order.index, made)) == [order.index(each) for each in made]
+    assert order.index(theirs) < 2
+
+
+class GoingFiles(MemoryFiles):
+    """Something happens before a text is read."""
+
+    before: Callable[[str], None] | None = None
+
+    def text(self, document: str) -> str:
+        if self.before is not None:
+            self.before(document)
+        return super().text(document)
+
+
+def test_a_document_that_goes_while_it_is_read_was_never_there() -> None:
+    world = World(files := GoingFiles())
+    entry = world.ready()
+
+    def go(document: str) -> None:
+        files.before = None
+        world.documents.delete("mine", document)
+        raise StoreError("no such file", path=document)
+
+    files.before = go
+    with pytest.raises(DocumentNotFoundError):
+        world.documents.texts("mine", [entry.record.id])
     world.close()

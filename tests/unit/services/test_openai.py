@@ -10,7 +10,9 @@ TENANT = pb.Tenant(name="t", salt=b"s")
 
 
 def only(body: CompletionBody) -> pb.GenerateRequest:
-    ((request,),) = body.requests(TENANT)
+    found = body.asked(TENANT)
+    (request,) = found.prompts
+    request.sampling.CopyFrom(found.sampling_of(0))
     return request
 
 
@@ -66,11 +68,12 @@ def test_seed_is_drawn_where_none_is_given() -> None:
 
 
 def test_choices_have_seeds_that_follow_one_another_and_are_else_alike() -> None:
-    (requests,) = CompletionBody(model="m", prompt="x", n=3, seed=2**63 - 2).requests(TENANT)
-    assert [request.sampling.seed for request in requests] == [2**63 - 2, 2**63 - 1, 0]
-    for request in requests:
-        request.sampling.seed = 0
-    assert requests[0] == requests[1] == requests[2]
+    asked = CompletionBody(model="m", prompt="x", n=3, seed=2**63 - 2).asked(TENANT)
+    choices = [asked.sampling_of(place) for place in range(asked.count)]
+    assert [sampling.seed for sampling in choices] == [2**63 - 2, 2**63 - 1, 0]
+    for sampling in choices:
+        sampling.seed = 0
+    assert choices[0] == choices[1] == choices[2]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +86,9 @@ def test_choices_have_seeds_that_follow_one_another_and_are_else_alike() -> None
     ],
 )
 def test_each_prompt_of_a_list_is_asked(prompt: Any, asked: list[Any]) -> None:
-    prompts = CompletionBody(model="m", prompt=prompt, n=2).requests(TENANT)
-    assert [len(choices) for choices in prompts] == [2] * len(asked)
-    found = [choices[0] for choices in prompts]
+    whole = CompletionBody(model="m", prompt=prompt, n=2).asked(TENANT)
+    assert whole.count == 2 * len(asked)
+    found = whole.prompts
     assert [each.text if each.HasField("text") else list(each.tokens.ids) for each in found] == asked
 
 
@@ -100,10 +103,10 @@ def test_what_asks_for_nothing_is_as_good_as_left_out(neutral: dict[str, object]
 def test_bias_for_one_token_under_two_names_is_refused() -> None:
     body = CompletionBody(model="m", prompt="x", logit_bias={"7": 1.0, "07": 2.0})
     with pytest.raises(FieldError, match="each once"):
-        body.requests(TENANT)
+        body.asked(TENANT)
 
 
 def test_stream_options_without_a_stream_are_refused() -> None:
     body = CompletionBody.model_validate({"model": "m", "prompt": "x", "stream_options": {"include_usage": True}})
     with pytest.raises(FieldError, match="set stream to true"):
-        body.requests(TENANT)
+        body.asked(TENANT)

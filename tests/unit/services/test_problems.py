@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from h3kv.core.error_codes import Code
 from h3kv.core.errors import (
     ApiKeyError,
+    ConfigError,
     ContextLengthError,
     DocumentNotFoundError,
     H3Error,
@@ -20,6 +21,7 @@ from h3kv.core.errors import (
     PeerUnavailableError,
     QuotaError,
     RequestError,
+    ShapeError,
     SlabUnavailableError,
     TierFullError,
 )
@@ -66,8 +68,10 @@ def test_every_code_of_the_tree_has_a_status() -> None:
     for kind in CLASSES.values():
         status = status_of(kind.__new__(kind))
         assert 400 <= status < 600
-        may_change = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNAUTHENTICATED}
-        assert (status < 500) == (kind.code in may_change or kind is TierFullError or status == 429), kind
+        is_theirs = kind.code in {Code.NOT_FOUND, Code.UNAUTHENTICATED} or issubclass(
+            kind, RequestError | TierFullError
+        )
+        assert (status < 500) == (is_theirs or status == 429), kind
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,41 @@ def test_what_libraries_say_about_processes_is_not_for_clients(kind: type[PeerEr
     message = error_fields(error)["error"]["message"]
     assert "unix:" not in message
     assert "UNAVAILABLE" not in message
+
+
+@pytest.mark.parametrize("kind", [each for each in CLASSES.values() if not issubclass(each, PeerError | RequestError)])
+def test_what_is_no_clients_affair_has_no_words_of_its_own(kind: type[H3Error]) -> None:
+    error = kind.__new__(kind)
+    if isinstance(error, QuotaError):
+        error.retry_after_s = None
+    Exception.__init__(error, "in /srv/models/x: nvme.store is full")
+    shown = error_fields(error)["error"]["message"]
+    told = {ApiKeyError, QuotaError, DocumentNotFoundError, ModelNotFoundError, TierFullError}
+    assert ("/srv" in shown) == (kind in told), kind
+
+
+def test_mistakes_of_ours_are_called_so() -> None:
+    for error in (ShapeError("x"), ConfigError("x", field="y")):
+        assert status_of(error) == 500
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": 3}] * 4000},
+        {"messages": [{"role": "user", "content": [{"type": "text"}] * 4000}]},
+        {"messages": [], "stop": [1] * 100_000},
+        {"messages": [], "logit_bias": {f"x{number}": "y" for number in range(100_000)}},
+        {"messages": [], **{f"x{number}": 1 for number in range(100_000)}},
+        {"messages": [{"role": "user", **{f"x{number}": 1 for number in range(10_000)}}] * 10},
+    ],
+    ids=["messages", "parts", "stops", "biases", "names", "names of messages"],
+)
+def test_a_body_that_is_wrong_everywhere_is_refused_as_one_that_is_wrong_once(body: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate_json(json.dumps({"model": "m", **body}))
+    assert caught.value.error_count() < 50
+    assert len(str(body_error(caught.value))) < 300
 
 
 @pytest.mark.parametrize(
@@ -130,7 +169,7 @@ def test_cures_name_fields_as_clients_know_them() -> None:
         (ChatBody, {"model": "m", "messages": [{"content": "x"}]}, "messages[0].role", "missing"),
         (ChatBody, {"model": "m", "messages": [{"role": "critic", "content": ""}]}, "messages[0].role", "'critic'"),
         (ChatBody, {"model": "m", "messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
-        (ChatBody, {"model": "m", "messages": [], "tools": []}, "messages", "at least 1"),
+        (ChatBody, {"model": "m", "messages": [], "tools": [{}]}, "messages", "at least 1"),
     ],
 )
 def test_first_thing_that_is_wrong_is_named(

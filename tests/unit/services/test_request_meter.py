@@ -18,7 +18,11 @@ class Served:
     def __init__(self, app: ASGIApp, *, requests_max: int = 8) -> None:
         self.page = MetricsPage(Service.GATEWAY)
         self.meter = RequestMeter(
-            app, page=self.page, routes=frozenset({"/known", "/known/{id}"}), requests_max=requests_max
+            app,
+            page=self.page,
+            routes=frozenset({"/known", "/known/{id}"}),
+            requests_max=requests_max,
+            free=frozenset({"/free"}),
         )
 
     async def ask(self, path: str, *, headers: dict[str, str] | None = None) -> list[Message]:
@@ -77,8 +81,11 @@ def test_requests_beyond_the_bound_are_refused_to_be_sent_again() -> None:
         await asyncio.sleep(0)
         assert served.in_flight == 1
         refused = await served.ask("/known")
+        free = asyncio.ensure_future(served.ask("/free"))
+        await asyncio.sleep(0)
+        assert served.in_flight == 1
         opened.set()
-        assert (await first)[0]["status"] == 200
+        assert (await first)[0]["status"] == (await free)[0]["status"] == 200
         return refused
 
     refused = asyncio.run(both())

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from services.gateway.problems import FieldError
-from services.gateway.strict_schema import StrictSchema
+from services.gateway.strict_schema import STEPS_MAX, Budget, StrictSchema
 
 POINT: dict[str, Any] = {
     "title": "Point",
@@ -21,7 +21,7 @@ POINT: dict[str, Any] = {
 
 
 def holds(schema: dict[str, Any], value: object) -> bool:
-    return StrictSchema(schema, place="p").holds(value)
+    return StrictSchema(schema, place="p").holds(value, Budget())
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,10 @@ def test_arguments_that_it_does_not_allow_break_it(value: object) -> None:
         ({"type": []}, "p.type"),
         ({"$ref": "http://elsewhere/schema"}, "p.$ref"),
         ({"$ref": "#/$defs/None"}, "p.$ref"),
+        ({"$ref": "#/properties/a", "properties": {"a": {}}}, "p.$ref"),
+        ({"$ref": "#/$defs/a/default", "$defs": {"a": {"default": {"type": 1}}}}, "p.$ref"),
+        ({"$ref": "#/const", "const": {"oneOf": 1}}, "p.$ref"),
+        ({"$ref": "#/"}, "p.$ref"),
         ({"required": "x"}, "p.required"),
         ({"minimum": "0"}, "p.minimum"),
         ({"items": [1]}, "p.items"),
@@ -86,3 +90,11 @@ def test_what_would_not_be_checked_is_refused_by_name(schema: dict[str, Any], pl
 )
 def test_schemas_that_go_round_in_circles_hold_nothing_and_end(schema: dict[str, Any]) -> None:
     assert not holds(schema, [[]])
+
+
+def test_all_checks_of_one_answer_have_one_budget() -> None:
+    schema, budget = StrictSchema({"items": {"type": "integer"}}, place="p"), Budget()
+    assert schema.holds([1] * 100, budget)
+    assert budget.steps_left == STEPS_MAX - 101
+    assert not schema.holds([1] * STEPS_MAX, budget)
+    assert not schema.holds([], budget)

@@ -14,7 +14,7 @@ tenants:
     tokens_per_minute: 1000
     document_bytes: 2GiB
   - name: sales
-    keys: ["{hash_key(KEYS[2])}"]
+    keys: ["{hash_key(KEYS[2])}", "{hash_key("test")}"]
 """
 
 
@@ -49,6 +49,7 @@ def test_a_key_lets_its_tenant_in_with_its_quotas(tmp_path: Path) -> None:
         f"Basic {KEYS[0]}",
         KEYS[0],
         f"Bearer {hash_key(KEYS[0])}",
+        "Bearer test",
         "Bearer \udcff",
     ],
 )

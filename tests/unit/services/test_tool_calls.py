@@ -1,13 +1,18 @@
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from services.gateway.strict_schema import StrictSchema
-from services.gateway.tool_calls import CallMode, CallReader, ToolUse, calls_schema, parse_calls
+from services.gateway.tool_calls import CALLS_MAX, CallMode, CallReader, ToolUse, calls_schema, parse_calls
 
 NAMES = frozenset({"f", "g"})
 AUTO = ToolUse(NAMES, CallMode.AUTO, None)
+
+
+def accepts(name: str, arguments: Mapping[str, Any]) -> bool:
+    return name in NAMES
 
 
 def shown(found: tuple[str, list[Any]]) -> tuple[str, list[tuple[str, object]]]:
@@ -50,26 +55,33 @@ TEXTS = [
     '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
 ]
 
+MIXED = [
+    'Hi <|python_tag|>{"name": "f", "parameters": {}}',
+    'Hi <|python_tag|>{"name": "h"}',
+    '  {"name": "f"} and more',
+    'One. <tool_call>{"name": "f"}</tool_call> two. [TOOL_CALLS]g{}',
+]
+
 
 @pytest.mark.parametrize(("text", "said", "calls"), CALLS)
 def test_calls_are_found_however_the_model_writes_them(
     text: str, said: str, calls: list[tuple[str, dict[str, object]]]
 ) -> None:
-    assert shown(parse_calls(text, AUTO.accepts)) == (said, calls)
+    assert shown(parse_calls(text, accepts)) == (said, calls)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_no_call_stays_text(text: str) -> None:
-    assert parse_calls(text, AUTO.accepts) == (text, [])
+    assert parse_calls(text, accepts) == (text, [])
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-@pytest.mark.parametrize("text", [*TEXTS, *(text for text, _, _ in CALLS)])
+@pytest.mark.parametrize("text", [*TEXTS, *(text for text, _, _ in CALLS), *MIXED])
 def test_a_stream_says_and_calls_what_the_whole_answer_does(text: str, size: int) -> None:
     reader = CallReader(AUTO)
     said = "".join(reader.feed(text[place : place + size]) for place in range(0, len(text), size))
     rest, calls = reader.end()
-    whole, expected = parse_calls(text, AUTO.accepts)
+    whole, expected = AUTO.read(text)
     assert shown(("", calls))[1] == shown(("", expected))[1]
     assert (said + rest).strip() == whole.strip()
     if not expected:
@@ -117,3 +129,11 @@ def test_references_of_each_function_lead_to_its_own_definitions() -> None:
         "b": {"$ref": "#/$defs/tool_1"},
     }
     assert schema["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/tool_1"}
+
+
+def test_calls_of_one_answer_are_bounded() -> None:
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    said, calls = AUTO.read(call * (CALLS_MAX + 1))
+    assert (said, len(calls)) == (call, CALLS_MAX)
+    listed = "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * (CALLS_MAX + 1))
+    assert AUTO.read(listed) == (listed, [])

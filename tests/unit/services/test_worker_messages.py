@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.client_limits import CHAT_DOCUMENTS_MAX
 from h3kv.core.errors import DocumentNotFoundError, InternalError, RequestError
 from h3kv.core.types import Tier
 from h3kv.engine.events import Failed, Finished, PrefillProgress, RequestStatistics, TokenGenerated, TokenLogprobs
@@ -12,8 +13,7 @@ from h3kv.engine.request import RequestId, SamplingParameters
 from h3kv.engine.stopping import FinishReason
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.testing.tiny_models import CHAT_TEMPLATE, byte_tokenizer
-from services.gpu_worker.chats import DOCUMENTS_MAX
-from services.gpu_worker.messages import PromptReader, event_message
+from services.gpu_worker.messages import PromptReader, check_admit, event_message
 
 TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}{# tool_calls #}"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -21,7 +21,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"
 REQUEST = RequestId(7)
 
 
-def tokenizer(template: str = CHAT_TEMPLATE) -> Tokenizer:
+def tokenizer(template: str | None = CHAT_TEMPLATE) -> Tokenizer:
     return Tokenizer(byte_tokenizer(), eos_ids=frozenset({260}), special_tokens={}, chat_template=template, path="tiny")
 
 
@@ -180,7 +180,7 @@ def test_documents_of_the_tenant_open_its_chat() -> None:
         with pytest.raises(DocumentNotFoundError):
             prompt(READER, chat(question, document_ids=[document]), tenant)
     with pytest.raises(RequestError, match=r"^document_ids: 65 were given"):
-        prompt(READER, chat(question, document_ids=["doc_1"] * (DOCUMENTS_MAX + 1)), "ann")
+        prompt(READER, chat(question, document_ids=["doc_1"] * (CHAT_DOCUMENTS_MAX + 1)), "ann")
     with pytest.raises(RequestError, match=r"^document_ids: this node keeps no documents"):
         prompt(TOOL_READER, chat(question, document_ids=["doc_1"]))
 
@@ -281,3 +281,51 @@ def test_progress_is_written_and_failures_have_no_message() -> None:
     assert (written.done_tokens, written.cached_tokens, written.prompt_tokens) == (3, 2, 9)
     with pytest.raises(InternalError, match="Failed has no message"):
         event_message(Failed(REQUEST, RequestError("x")), READER.tokenizer.token_bytes)
+
+
+def test_an_answer_without_a_length_has_what_its_prompt_leaves() -> None:
+    reader = PromptReader(tokenizer(), None, room_tokens=10_000)
+    tokens = pb.Tokens(ids=[1] * 100)
+    assert reader.read_request(pb.GenerateRequest(tokens=tokens)).sampling.max_new_tokens == 9_900
+    assert reader.default_length(20_000, pb.Tenant()) == 1
+    limited = pb.Tenant(name="a", tokens_per_minute=100_000)
+    assert reader.default_length(100, limited) == 4096
+    limited.tokens_per_minute = 1_100
+    assert reader.default_length(100, limited) == 1_000
+    assert reader.default_length(100, limited, answers=4) == 250
+    asked = pb.GenerateRequest(tokens=tokens, sampling=pb.Sampling(max_new_tokens=7))
+    assert reader.read_request(asked).sampling.max_new_tokens == 7
+    assert PromptReader(tokenizer(), 33, room_tokens=10_000).default_length(100, limited) == 33
+
+
+def test_an_admitted_answer_is_no_longer_than_was_admitted() -> None:
+    reader = PromptReader(tokenizer(), None)
+    message = pb.GenerateRequest(admitted=pb.AdmittedPrompt(id=b"x"))
+    asked = reader.read_request(message, prompt=(1, 2), length_max=5)
+    assert (asked.prompt, asked.sampling.max_new_tokens) == ((1, 2), 5)
+    message.sampling.max_new_tokens = 6
+    with pytest.raises(RequestError, match="5 were admitted"):
+        reader.read_request(message, prompt=(1, 2), length_max=5)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (pb.AdmitRequest(answers=1), "prompts = 0"),
+        (pb.AdmitRequest(prompts=[pb.GenerateRequest(text="x")]), "answers = 0"),
+        (pb.AdmitRequest(prompts=[pb.GenerateRequest(text="x")], answers=17), "answers = 17"),
+        (pb.AdmitRequest(prompts=[pb.GenerateRequest(text="x")], answers=1, max_new_tokens=0), "max_new_tokens = 0"),
+        (pb.AdmitRequest(prompts=[pb.GenerateRequest(text="x")], answers=1, tenant=pb.Tenant(name="a")), "tenant"),
+    ],
+)
+def test_an_admission_is_checked_before_its_prompts_are_read(message: pb.AdmitRequest, named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        check_admit(message)
+
+
+def test_a_model_without_a_template_says_so_without_its_path() -> None:
+    reader = PromptReader(tokenizer(None), 33)
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    with pytest.raises(RequestError, match="no chat template") as caught:
+        reader.read_prompt(pb.TokenizeRequest(chat=chat))
+    assert "/" not in str(caught.value)

@@ -1,7 +1,11 @@
 import math
+from typing import Any
+
+import pytest
 
 from h3kv.api.common.v1 import types_pb2
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.errors import InternalError
 from services.gateway.openai import CHAT, COMPLETION
 from services.gateway.tool_calls import CallMode, ToolUse
 from services.gateway.writers import AnswerWriter, ChoiceWriter, Style, usage_fields
@@ -30,6 +34,11 @@ def said(text: str) -> pb.TokenGenerated:
 def likely(text: str, data: bytes, logprob: float = -0.5) -> pb.TokenGenerated:
     entry = pb.TokenLogprob(id=1, logprob=logprob, text=data)
     return pb.TokenGenerated(id=1, text=text, logprobs=pb.TokenLogprobs(chosen=entry, top=[entry]))
+
+
+def whole_of(choice: ChoiceWriter, tokens: list[pb.TokenGenerated], end: pb.Finished) -> dict[str, Any]:
+    likely = [token for token in tokens if token.HasField("logprobs")]
+    return choice.whole("".join(token.text for token in tokens), likely, end)
 
 
 def test_usage_says_where_the_prompt_was_found_and_leaves_out_what_was_not_measured() -> None:
@@ -64,7 +73,7 @@ def test_chat_is_written_as_chat() -> None:
         {"index": 2, "delta": {"content": "hi"}, "logprobs": None, "finish_reason": None}
     ]
     assert choice.end(STOP) == [{"index": 2, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
-    whole = writer.whole([choice.whole([said("h"), said("i")], LENGTH)], [USAGE], choices_per_prompt=1)
+    whole = writer.whole([whole_of(choice, [said("h"), said("i")], LENGTH)], [USAGE], choices_per_prompt=1)
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
     assert whole["choices"][0]["finish_reason"] == "length"
     assert (whole["id"], whole["object"], whole["created"]) == ("chatcmpl-1", "chat.completion", 5)
@@ -75,18 +84,18 @@ def test_completion_is_written_as_text() -> None:
     assert choice.opening() == []
     assert [piece["text"] for piece in choice.grow(said("hi"))] == ["hi"]
     assert choice.end(LENGTH)[-1]["finish_reason"] == "length"
-    assert choice.whole([said("hi")], STOP)["text"] == "hi"
+    assert whole_of(choice, [said("hi")], STOP)["text"] == "hi"
     assert writer.usage_chunk([USAGE], choices_per_prompt=1)["choices"] == []
 
 
 def test_logprobs_leave_out_the_token_that_ends_the_text() -> None:
     tokens = [likely("", b"\xc3"), likely("ü", b"\xbc"), likely("!", b"!"), likely("", b"<end>", -math.inf)]
     style = Style(COMPLETION, has_logprobs=True)
-    found = ChoiceWriter(style, 0).whole(tokens, STOP)["logprobs"]
+    found = whole_of(ChoiceWriter(style, 0), tokens, STOP)["logprobs"]
     assert found["tokens"] == ["\\xc3", "\\xbc", "!"]
     assert found["text_offset"] == [0, 0, 1]
     assert found["top_logprobs"][2] == {"!": -0.5}
-    cut = ChoiceWriter(style, 0).whole(tokens, LENGTH)["logprobs"]
+    cut = whole_of(ChoiceWriter(style, 0), tokens, LENGTH)["logprobs"]
     assert cut["token_logprobs"][-1] == -9999.0
 
 
@@ -96,7 +105,7 @@ def test_a_stream_has_the_logprobs_of_the_whole_answer() -> None:
     choice = ChoiceWriter(style, 0)
     pieces = [piece for token in tokens for piece in choice.grow(token)] + choice.end(STOP)
     entries = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
-    assert entries == ChoiceWriter(style, 0).whole(tokens, STOP)["logprobs"]["content"]
+    assert entries == whole_of(ChoiceWriter(style, 0), tokens, STOP)["logprobs"]["content"]
     assert [entry["bytes"] for entry in entries] == [[0xC3], [0xBC]]
     assert "".join(piece["delta"].get("content", "") for piece in pieces) == "ü"
 
@@ -104,7 +113,7 @@ def test_a_stream_has_the_logprobs_of_the_whole_answer() -> None:
 def test_calls_end_an_answer_as_calls() -> None:
     tools = ToolUse(frozenset({"f"}), CallMode.AUTO, None)
     text = 'So: <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    whole = ChoiceWriter(Style(CHAT, tools=tools), 0).whole([said(text)], STOP)
+    whole = whole_of(ChoiceWriter(Style(CHAT, tools=tools), 0), [said(text)], STOP)
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"]["content"] == "So:"
     assert whole["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
@@ -122,3 +131,21 @@ def test_arguments_of_a_named_function_are_streamed_as_they_come() -> None:
     assert opening[1]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": ""}
     assert choice.grow(said('{"a"'))[0]["delta"] == {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]}
     assert choice.end(LENGTH)[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_CANCELLED])
+def test_an_end_that_no_answer_has_is_an_error(reason: pb.FinishReason) -> None:
+    with pytest.raises(InternalError, match="FINISH_REASON"):
+        ChoiceWriter(Style(CHAT), 0).end(pb.Finished(reason=reason))
+
+
+def test_what_is_no_number_is_null() -> None:
+    usage = pb.Usage(recall=math.nan, attended_fraction=math.inf)
+    found = usage_fields([usage], choices_per_prompt=1)["h3"]
+    assert (found["recall"], found["attended_fraction"]) == (None, None)
+    entry = pb.TokenLogprob(id=1, logprob=math.nan, text=b"x")
+    token = pb.TokenGenerated(text="x", logprobs=pb.TokenLogprobs(chosen=entry))
+    choice = ChoiceWriter(Style(CHAT, has_logprobs=True), 0)
+    choice.grow(token)
+    (chunk, _) = choice.end(LENGTH)
+    assert chunk["logprobs"]["content"][0]["logprob"] is None

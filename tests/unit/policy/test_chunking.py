@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from h3kv.core.limits import BLOCK_TOKENS
@@ -18,6 +20,14 @@ def test_prompt_that_memory_holds_is_cut_at_multiples_of_the_base() -> None:
 
 def test_chunks_grow_with_the_cold_tokens_that_they_read() -> None:
     assert ends(6000) == [256, 512, 768, 1024, 1280, 1792, 2304, 3072, 4096, 5376, 6000]
+
+
+def test_chunks_deep_down_are_shorter_while_memory_holds_the_prompt() -> None:
+    cuts = [0, *ends(12_000, resident=1 << 40)]
+    lengths = {start: end - start for start, end in itertools.pairwise(cuts[:-1])}
+    assert {length for start, length in lengths.items() if start < 8 * 256} == {256}
+    assert {length for start, length in lengths.items() if 8 * 256 <= start < 32 * 256} == {128}
+    assert {length for start, length in lengths.items() if start >= 32 * 256} == {64}
 
 
 def test_room_bounds_the_growth() -> None:

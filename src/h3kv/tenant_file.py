@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import yaml
 from pydantic import Field, ValidationError
@@ -50,6 +50,19 @@ class TenantFile(Section):
     """Names and keys are each there once."""
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would take the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """See yaml."""
+        names = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                problem = f"'{name}' is there twice: write one list of all tenants"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_tenant_file(path: Path) -> list[TenantEntry]:
     """The tenants in a file.
 
@@ -57,7 +70,7 @@ def read_tenant_file(path: Path) -> list[TenantEntry]:
         ConfigError: others can write the file, it cannot be read, or what it says breaks a rule.
     """
     try:
-        file = TenantFile.model_validate(yaml.safe_load(_read_text(path)))
+        file = TenantFile.model_validate(yaml.load(_read_text(path), _OnceLoader))  # noqa: S506  (a safe one)
     except yaml.YAMLError as error:
         raise _refusal(path, f"no valid YAML ({' '.join(str(error).split())[:200]})") from error
     except ValidationError as error:

@@ -236,3 +236,40 @@ def test_request_that_takes_all_of_the_room_ends_well(tmp_path: Path) -> None:
         prompt = tuple(prompt_tokens(3, blocks * 64 - 399))
         assert len(answers_of(rig, [Request(prompt=prompt, sampling=sampling)])[0]) == 400
         assert rig.telemetry.value(names.SUSPENSIONS) == 0
+
+
+def test_prompt_waits_for_one_that_reads_what_it_begins_with() -> None:
+    rig = make_rig(capacity_blocks=256, chunk_tokens=256)
+    text = prompt_tokens(1, 2048)
+    one = SamplingParameters(max_new_tokens=4, ignore_eos=True)
+    reader, asker, stranger = (
+        rig.engine.submit(Request(prompt=tuple(prompt), sampling=one))
+        for prompt in ([*text, 1], [*text, 2, 3], prompt_tokens(2, 64))
+    )
+    ended: dict[RequestId, Finished] = {}
+    while rig.engine.has_work:
+        for event in rig.engine.step():
+            if isinstance(event, Finished):
+                ended[event.request] = event
+    assert next(iter(ended)) == stranger, "it does not wait with them"
+    assert ended[reader].statistics.cached_tokens_total == 0
+    assert ended[asker].statistics.cached_tokens_total >= 1024
+    assert rig.telemetry.value(names.PREFILL_TOKENS) < 2 * len(text)
+    rig.check_idle()
+
+
+def test_prompt_does_not_wait_for_one_that_is_gone_or_of_another_tenant() -> None:
+    rig = make_rig(capacity_blocks=256, chunk_tokens=256)
+    text = prompt_tokens(1, 2048)
+    one = SamplingParameters(max_new_tokens=4, ignore_eos=True)
+    reader = rig.engine.submit(Request(prompt=(*text, 1), sampling=one))
+    rig.engine.step()
+    asker = rig.engine.submit(Request(prompt=(*text, 2), sampling=one))
+    other = rig.engine.submit(Request(prompt=(*text, 2), sampling=one, tenant=b"other"))
+    rig.engine.step()
+    assert rig.pool.running == 2, "the reader, and the other tenant's"
+    rig.engine.cancel(reader)
+    rig.engine.step()
+    assert rig.pool.running == 2
+    assert set(rig.run()) == {asker, other}
+    rig.check_idle()

@@ -28,6 +28,6 @@ def make_key(tenant: str) -> None:
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_RANDOM_BYTES)
     entry = yaml.safe_dump({"tenants": [{"name": tenant, "keys": [hash_key(key)]}]}, sort_keys=False)
     typer.echo("# The key, which is kept nowhere: give it to the tenant.")
-    typer.echo(key)
-    typer.echo("# For the file that H3_GATEWAY_TENANTS_FILE names; then start the gateway again.")
+    typer.echo(f"# {key}")
+    typer.echo("# For the file of tenants, which has one list of all of them; then start the gateway again.")
     typer.echo(entry, nl=False)

@@ -18,10 +18,11 @@ def check_context(request: Request, context_tokens: int) -> None:
     """
     prompt, answer = len(request.prompt), request.sampling.max_new_tokens
     if prompt + answer > context_tokens:
+        left = context_tokens - prompt
+        lower = f"lower max_new_tokens to {left} or less, " if left > 0 else ""
         raise ContextLengthError(
             f"{prompt} prompt tokens + {answer} answer tokens = {prompt + answer} tokens, but the context holds "
-            f"{context_tokens}; shorten the prompt, lower max_new_tokens to {max(context_tokens - prompt, 0)} or less, "
-            "or raise model.max_context",
+            f"{context_tokens}; shorten the prompt, {lower}or raise model.max_context (--max-context)",
             needed_tokens=prompt + answer,
             limit_tokens=context_tokens,
         )

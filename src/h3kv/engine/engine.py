@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from typing import Final
 
 import torch
 
@@ -35,6 +36,9 @@ from h3kv.engine.stepper import BeforeStep, Stepper
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
 from h3kv.policy.window import SEQUENCES_MAX
+
+BLOCKS_WORTH_WAITING: Final = 8
+"""A prompt waits for another that reads so many of its first blocks, 512 tokens: it finds them then."""
 
 
 class Engine:
@@ -204,9 +208,14 @@ class Engine:
         return events
 
     def _admit(self) -> None:
-        """Start waiting requests in order, as long as there is room for the first."""
-        while self._waiting and self._may_admit and len(self._running) < SEQUENCES_MAX:
-            waiting = self._waiting[0]
+        """Start waiting requests in order, as long as there is room for the first.
+
+        Those wait aside that begin with what a running one is reading.
+        """
+        while self._may_admit and len(self._running) < SEQUENCES_MAX:
+            waiting = next((each for each in self._waiting if not self._is_being_read(each)), None)
+            if waiting is None:
+                return
             try:
                 self._start(waiting)
             except TierFullError as error:
@@ -214,22 +223,34 @@ class Engine:
                     # One of them will end and give room back, or a seal will, which can then be evicted.
                     self._may_admit = not self._segments.is_settled
                     return
-                self._waiting.popleft()
+                self._waiting.remove(waiting)
                 self._fail(waiting.id, error)
             except Exception as error:  # noqa: BLE001  (what breaks one request must not end the others)
-                self._waiting.popleft()
+                self._waiting.remove(waiting)
                 self._fail(waiting.id, failure_of(error))
             else:
                 if waiting.suspended is None:
                     self._reporter.started(self._running[-1].statistics())
             self._report()
 
+    def _is_being_read(self, waiting: WaitingRequest) -> bool:
+        """Whether a running one reads so much of a prompt's beginning that it is sooner found than computed again."""
+        keys = waiting.need.keys[: waiting.need.reusable_blocks + 1]
+        for sequence in self._running:
+            if sequence.is_answering:
+                continue
+            common = sequence.kv.blocks_in_common(keys)
+            found = sum(sequence.kv.reused_tokens.values()) // BLOCK_TOKENS
+            if common - found >= BLOCKS_WORTH_WAITING and sequence.kv.blocks < common:
+                return True
+        return False
+
     def _start(self, waiting: WaitingRequest) -> None:
-        """Make the first waiting request a running one. Whatever is raised, it still waits and holds nothing."""
+        """Make a waiting request a running one. Whatever is raised, it still waits and holds nothing."""
         kv = self._pool.open_sequence(waiting.need, is_alone=not self._running)
         try:
             self._running.append(self._sequence_of(waiting, kv))
-            self._waiting.popleft()
+            self._waiting.remove(waiting)
         except BaseException:
             self._undo_start(waiting, kv)
             raise
@@ -249,11 +270,11 @@ class Engine:
         )
 
     def _undo_start(self, waiting: WaitingRequest, kv: SequenceKv) -> None:
-        """Make a request the first waiting one again, wherever its start was interrupted."""
+        """Make a request wait again, before all others, wherever its start was interrupted."""
         self._pool.close_sequence(kv, ())
         if self._running and self._running[-1].kv is kv:
             self._running.pop()
-        if not self._waiting or self._waiting[0] is not waiting:
+        if waiting not in self._waiting:
             self._waiting.appendleft(waiting)
 
     def _cancel_waiting(self, request_id: RequestId) -> Finished | None:

@@ -10,6 +10,7 @@ segment when it leaves the window.
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -35,7 +36,7 @@ from h3kv.telemetry import names
 
 
 class SequenceKv:
-    """Owns the pins and the window of one sequence until `close`. Satisfies `models.decoder.KvCache`.
+    """Owns the pins and the window of one sequence until `close`. Satisfies `models.decoder.SteppedKvCache`.
 
     Args:
         parts: of the pool.
@@ -47,7 +48,7 @@ class SequenceKv:
         blocks_max: of it at its longest.
         reserved_blocks: that it is sure of; with eager parts, those that are opened now.
         committed_blocks: what it was counted in with.
-        retrieves: whether it will decode under retrieval, so that its indexes stay in memory from now on.
+        retrieves: whether it will decode under retrieval: its indexes stay in memory then.
 
     Raises:
         TierFullError: with eager parts, there is too little room. Nothing is held then but the mounts.
@@ -122,6 +123,12 @@ class SequenceKv:
         layout = self._segments.layout
         window_tokens = self._parts.window_blocks * BLOCK_TOKENS
         return AttendedTokens(layers=layout.layers, kv_heads=layout.slab.kv_heads, window_tokens=window_tokens)
+
+    def blocks_in_common(self, keys: Sequence[BlockKey]) -> int:
+        """Whole blocks with which it begins as another prompt does, whose root key and keys of blocks these are."""
+        # Keys are chained: from the first that differs on, all do.
+        places = range(1, min(len(own := self._keys or []), len(keys)))
+        return bisect.bisect_left(places, True, key=lambda place: own[place] != keys[place])
 
     def touch_found(self) -> None:
         """Say that what a lookup found for it is in use: as long as it reads its prompt."""

@@ -20,6 +20,8 @@ from h3kv.supervisor.restarts import RestartConfig, Restarts
 
 REFUSED: Final = 2
 """Exit code of a process whose settings are wrong: starting it again does not help."""
+ENDING_NS: Final = 2 * NS_PER_S
+"""For a process that has nothing to wait for to end."""
 LOOK_NS: Final = 100 * NS_PER_MS
 """Between two looks at the children."""
 
@@ -135,9 +137,10 @@ class Supervisor:
         end_ns = time.monotonic_ns() + self._config.drain_ns
         for number, stage in enumerate(stages):
             living = [each for each in self._places if each.spec.stage == stage and each.child is not None]
-            # The first is where answers run: it has all of the time but a tenth for each stage after it.
+            # The first is where answers run: it has all of the time but a tenth for each stage after it. None is killed
+            # that has nothing to wait for.
             later_ns = (len(stages) - number - 1) * self._config.drain_ns // 10
-            self._end(living, max(end_ns - later_ns, time.monotonic_ns()), is_hurried)
+            self._end(living, max(end_ns - later_ns, time.monotonic_ns() + ENDING_NS), is_hurried)
 
     def check_integrity(self) -> None:
         """Assert that nothing runs. After `close`."""

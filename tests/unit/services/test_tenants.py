@@ -80,6 +80,7 @@ def test_without_a_file_everybody_is_nobody_in_particular() -> None:
         (f"tenants: [{{name: a, keys: ['{hash_key('k')}'], tokens: 3}}]", "tenants.0.tokens"),
         (f"tenants: [{{name: a, keys: ['{hash_key('k')}'], tokens_per_minute: 0}}]", "greater than or equal to 1"),
         (f"tenants: [{{name: a, keys: ['{hash_key('k')}', '{hash_key('k')}']}}]", "twice"),
+        (f"tenants: [{{name: a, keys: ['{hash_key('k')}']}}]\ntenants: []", "one list of all tenants"),
         (f"tenants: [{{name: a, keys: ['{hash_key('k')}']}}, {{name: a, keys: ['{hash_key('j')}']}}]", "the name a"),
         ("tenants: [", "no valid YAML"),
     ],

@@ -168,7 +168,7 @@ class Rig:
             for each in (self.worker, self.gateway):
                 assert each.process.poll() is None, each.text()
             with contextlib.suppress(OSError):
-                return self.get("/health").status == 200
+                return self.get("/v1/models").status == 200
             return False
 
         wait_for(serves, what="both to serve")

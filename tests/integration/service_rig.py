@@ -168,7 +168,8 @@ class Rig:
             for each in (self.worker, self.gateway):
                 assert each.process.poll() is None, each.text()
             with contextlib.suppress(OSError):
-                return self.get("/v1/models").status == 200
+                # Health is said again for a second; models are asked for each time, and with tenants by them alone.
+                return self.get("/health").status == 200 and self.get("/v1/models").status in {200, 401}
             return False
 
         wait_for(serves, what="both to serve")

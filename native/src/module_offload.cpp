@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <stdexcept>
 #include <tuple>
@@ -35,22 +36,29 @@ void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 h3::MappedRange range(const RangeTuple& tuple) { return {tuple.first, tuple.second}; }
 
+using TraceContext = std::array<char, h3::kTraceBytes>;
+
+// What is shorter ends in zeros.
+TraceContext context_of(const nb::bytes& trace) {
+  TraceContext context{};
+  std::copy_n(trace.c_str(), std::min(trace.size(), context.size()), context.begin());
+  return context;
+}
+
 class AttendCaller {
  public:
   AttendCaller(const JobBoard& board, const Mailbox& mailbox, MemberTuple member, RangeTuple shared)
       : caller_(board, mailbox, {member.first, member.second}, range(shared)) {}
 
   void attend(const nb::bytes& trace, const AttendTuple& tuple) {
-    char context[h3::kTraceBytes] = {};
-    std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
+    const TraceContext context = context_of(trace);
     const h3::AttendArgs args = attend_args(tuple);
     const nb::gil_scoped_release released;
     caller_.attend(args, context);
   }
 
   void attend_batch(const nb::bytes& trace, const BatchTuple& tuple) {
-    char context[h3::kTraceBytes] = {};
-    std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
+    const TraceContext context = context_of(trace);
     const h3::BatchArgs args = batch_args(tuple);
     const nb::gil_scoped_release released;
     // Several sequences have units enough for the threads here; handing out each one's apart pays where helpers have more.
@@ -63,8 +71,7 @@ class AttendCaller {
   std::vector<std::uint64_t> scan_counts() const { return listed(caller_.scan_counts()); }
 
   h3::OffloadScanner scanner(const nb::bytes& trace) {
-    char context[h3::kTraceBytes] = {};
-    std::copy_n(trace.c_str(), std::min(trace.size(), h3::kTraceBytes), context);
+    const TraceContext context = context_of(trace);
     return {caller_, context};
   }
 

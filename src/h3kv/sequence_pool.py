@@ -30,7 +30,7 @@ from h3kv.core.errors import (
 from h3kv.core.hashing import Fingerprint
 from h3kv.core.layout import CacheLayout
 from h3kv.core.limits import BLOCK_TOKENS, LANE_TOKENS, SEGMENT_BLOCKS_MAX, SINK_BLOCKS
-from h3kv.core.types import Encoding, SlabKey, StoreStatistics, Tier
+from h3kv.core.types import Encoding, StoreStatistics, Tier
 from h3kv.core.units import parse_size
 from h3kv.engine.clock import MonotonicClock
 from h3kv.engine.directory import MemoryDirectory
@@ -143,7 +143,9 @@ class SequencePool:
             for sequence, tokens in zip(sequences, counts, strict=True):
                 if tokens:
                     sequence.prepare(tokens, reads_ahead=False)
-            self._read_ahead([sequence for sequence, tokens in zip(sequences, counts, strict=True) if tokens])
+            attending = [sequence for sequence, tokens in zip(sequences, counts, strict=True) if tokens]
+            if len(attending) > 1:
+                self._pool.read_ahead(attending, repeats=True)
 
     def attend(
         self, sequence: SequenceKv, layer: int, *, states: tuple[Tensor, Tensor, Tensor], scale: float | None = None
@@ -223,14 +225,6 @@ class SequencePool:
                 needed_bytes=needed_bytes,
                 free_bytes=free_bytes,
             )
-
-    def _read_ahead(self, sequences: Sequence[SequenceKv]) -> None:
-        """Layer by layer, since that is how the sequences attend together."""
-        if self._pool.stream is None or len(sequences) < 2:
-            return
-        slabs: list[SlabKey] = [slab for sequence in sequences for slab in sequence.cache.cold_slabs()]
-        if slabs:
-            self._pool.stream.plan(sorted(slabs, key=lambda slab: slab.layer))
 
     @contextlib.contextmanager
     def _noting_losses(self) -> Iterator[None]:

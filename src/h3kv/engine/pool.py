@@ -283,16 +283,15 @@ class KvPool:
         """The next token of each of these sequences, which are prepared for it."""
         return PagedBatch([kv.cache for kv in sequences], self.layout, offload=self._parts.offload)
 
-    def read_ahead(self, sequences: Sequence[SequenceKv]) -> bool:
-        """Begin to read what the next token of these sequences needs from the cold store, layer by layer.
+    def read_ahead(self, sequences: Sequence[SequenceKv], *, repeats: bool) -> bool:
+        """Begin to read what sequences that attend together need from the cold store, layer by layer.
 
-        Returns:
-            Whether there is anything.
+        `repeats` says that the step after is expected to read the same again. Returns whether there is anything.
         """
         slabs = [slab for kv in sequences for slab in kv.cache.cold_slabs()]
         if slabs and self.stream is not None:
             in_order = sorted(dict.fromkeys(slabs), key=lambda slab: slab.layer)
-            self.stream.plan(in_order, repeats=len(sequences) == self.running)
+            self.stream.plan(in_order, repeats=repeats)
         return bool(slabs)
 
     def open_private(self) -> SequenceKv:

@@ -50,7 +50,7 @@ class Sampler:
     def is_greedy(self) -> bool:
         """Whether each token is the first of those with the highest score, and nothing is to be said of it.
 
-        Such tokens may be found without this object, for many requests at once: see `check_score`.
+        Then one pass over the scores is enough.
         """
         return self._parameters.temperature == 0 and self._parameters.logprobs is None and not self._changes_scores
 

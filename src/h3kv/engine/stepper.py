@@ -132,7 +132,8 @@ class Stepper:
     def _answer(self, answers: list[RunningSequence]) -> None:
         began_ns = self._clock.now_ns()
         ready = self._make_ready(answers)
-        self._reads_cold = self._pool.read_ahead([sequence.kv for sequence in ready])
+        kvs = [sequence.kv for sequence in ready]
+        self._reads_cold = self._pool.read_ahead(kvs, repeats=len(kvs) == self._pool.running)
         if ready:
             self.before_step([sequence.id for sequence in ready], False)
             self._answer_together(ready)

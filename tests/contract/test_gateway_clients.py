@@ -170,7 +170,16 @@ def test_a_client_that_takes_longer_than_one_look_gets_all_of_its_answer(front: 
     assert body.count(b"x") > 2 << 20
 
 
-def test_two_hundred_clients_at_once_are_all_answered(front: Front) -> None:
+@pytest.fixture(scope="module")
+def patient_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """Gives clients the time that it gives by default, for those that share their processor with many others."""
+    with fronted(tmp_path_factory.mktemp("front"), threads=64) as both:
+        yield both
+
+
+def test_two_hundred_clients_at_once_are_all_answered(patient_front: Front) -> None:
+    front = patient_front
+
     def generate(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         for _ in range(5):
             yield token("x")

@@ -173,10 +173,9 @@ class InterruptedQueue(deque[Any]):
         super().append(item)
         self._interrupt()
 
-    def popleft(self) -> Any:
-        item = super().popleft()
+    def remove(self, item: Any) -> None:
+        super().remove(item)
         self._interrupt()
-        return item
 
     def _interrupt(self) -> None:
         armed, self.is_armed = self.is_armed, False

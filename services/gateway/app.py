@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,6 +32,7 @@ from h3kv.telemetry.process_telemetry import ProcessTelemetry
 from services.gateway.answers import Answerer
 from services.gateway.connections import bounded_protocol
 from services.gateway.documents import DocumentHandler
+from services.gateway.draining import DrainingServer
 from services.gateway.health import Health
 from services.gateway.hosts import HostCheck
 from services.gateway.metrics import RequestMeter, call_of
@@ -64,21 +64,15 @@ def serve() -> None:
         asyncio.run(_serve(settings, telemetry, listener))
 
 
-def make_app(settings: Settings, telemetry: ProcessTelemetry) -> ASGIApp:
-    """The application. It connects to gpu_worker when the server starts it.
+def make_app(settings: Settings, telemetry: ProcessTelemetry, channel: AsyncPeerChannel) -> ASGIApp:
+    """The application, with a channel to gpu_worker that its owner closes.
 
     Raises:
         ConfigError: the file of tenants cannot be used.
     """
     tenants = read_tenants(settings.tenants_file)
-
-    @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncPeerChannel(settings.worker, credentials=settings.credentials.read()) as channel:
-            app.state.handlers = _handlers(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
-            yield
-
-    app = FastAPI(lifespan=life, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.handlers = _handlers(settings, Worker(channel, answer_ns=settings.request_ns), telemetry, tenants)
     add_routes(app)
     _add_problems(app)
     guarded = app if tenants.need_keys else _guarded(app, settings.http)
@@ -140,21 +134,22 @@ def _check_host(http: HttpSettings) -> None:
 
 
 async def _serve(settings: Settings, telemetry: ProcessTelemetry, listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        make_app(settings, telemetry),
-        http=bounded_protocol(seconds=settings.http.body_seconds, connections_max=settings.http.connections_max),
-        loop="asyncio",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(round(settings.drain_seconds), 1),
-    )
-    log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: _shown(listener)})
-    # Signals are uvicorn's while it serves, and come to `StopSignal` again afterwards.
-    await uvicorn.Server(config).serve(sockets=[listener])
+    async with AsyncPeerChannel(settings.worker, credentials=settings.credentials.read()) as channel:
+        config = uvicorn.Config(
+            make_app(settings, telemetry, channel),
+            http=bounded_protocol(seconds=settings.http.body_seconds, connections_max=settings.http.connections_max),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+        )
+        log_event(_log, "serving", {spans.PEER: settings.instance, spans.ADDRESS: _shown(listener)})
+        # Signals are uvicorn's while it serves, and come to `StopSignal` again afterwards.
+        server = DrainingServer(config, drain_s=settings.drain_seconds, end_answers=channel.close)
+        await server.serve(sockets=[listener])
 
 
 def _add_problems(app: FastAPI) -> None:

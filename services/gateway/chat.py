@@ -218,6 +218,11 @@ class ChatBody(AnswerBody):
         if use is not None and self.tools is not None:
             chat.tools_json = _written([_tool_fields(tool) for tool in self.tools], "tools")
         sampling = self.sampling(max_tokens=self._length(), logprobs=self._logprobs())
+        if use is not None:
+            if self.skip_special_tokens:
+                rule = "some models write calls of tools with special tokens: leave it out, or set tool_choice to none"
+                raise FieldError(f"skip_special_tokens: {rule}", param="skip_special_tokens")
+            sampling.skip_special_tokens = False
         grammar = self._grammar(use)
         if grammar is not None:
             sampling.grammar.CopyFrom(grammar)

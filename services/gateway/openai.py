@@ -89,7 +89,6 @@ class AnswerBody(Body):
         "use_beam_search": (False,),
         "length_penalty": (1, 1.0),
         "include_stop_str_in_output": (False,),
-        "skip_special_tokens": (False,),
         "spaces_between_special_tokens": (True, False),
     }
     kind: ClassVar[AnswerKind]
@@ -105,6 +104,7 @@ class AnswerBody(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     ignore_eos: bool = False
+    skip_special_tokens: bool | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
@@ -150,6 +150,7 @@ class AnswerBody(Body):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._biases(),
             logprobs=logprobs,
+            skip_special_tokens=self.skip_special_tokens,
         )
 
     def _biases(self) -> dict[int, float]:

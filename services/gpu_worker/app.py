@@ -74,6 +74,7 @@ def serve() -> None:
 def _run(settings: Settings, stop: StopSignal, telemetry: ProcessTelemetry, stack: contextlib.ExitStack) -> None:
     server = _server(settings)
     recorder, clock = WorkerRecorder(telemetry.metrics), MonotonicClock()
+    log_event(_log, "loading", {spans.PEER: settings.instance})
     model = load(settings.node, on_progress=lambda *_: stop.check()).model
     stop.check()
     boot_token = secrets.token_bytes(BOOT_TOKEN_BYTES)

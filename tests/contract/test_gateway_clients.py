@@ -234,8 +234,10 @@ def test_an_end_under_load_comes_within_its_bound(tmp_path: Path) -> None:
         front.gateway.process.send_signal(signal.SIGTERM)
         for connection in connections:
             response = connection.getresponse()
-            with contextlib.closing(connection), response, contextlib.suppress(OSError, http.client.IncompleteRead):
-                assert b"[DONE]" not in response.read()
+            with contextlib.closing(connection), response:
+                *_, last = response.read().split(b"\n\n")[:-1]
+                error = json.loads(last.removeprefix(b"data: "))["error"]
+                assert error["code"] == "peer_unavailable"
         assert front.gateway.process.wait(timeout=20) == 0, front.gateway.text()
         for _ in range(4):
             assert front.worker.ended.acquire(timeout=WAIT_S)

@@ -78,6 +78,24 @@ def test_errors_come_back_as_they_were_raised(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_calls_that_run_when_the_channel_closes_can_be_repeated(tmp_path: Path) -> None:
+    async def work(loopback: Loopback, channel: AsyncPeerChannel, stub: Any) -> None:
+        loopback.nvme_io.script = lambda _: loopback.nvme_io.watch_ended.wait(30)
+        stream = channel.stream(stub.WatchMoves, nvme.WatchMovesRequest(), context=CONTEXT)
+        assert (await anext(stream)).event == 1
+        call = channel.call(stub.GetStatistics, nvme.GetStatisticsRequest(), context=CONTEXT)
+        running = [asyncio.ensure_future(anext(stream)), asyncio.ensure_future(call)]
+        await asyncio.sleep(0.1)
+        await channel.close()
+        for ended in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(ended, PeerUnavailableError)
+        with pytest.raises(PeerUnavailableError, match="ask again later"):
+            await channel.call(stub.GetStatistics, nvme.GetStatisticsRequest(), context=CONTEXT)
+        loopback.nvme_io.watch_ended.set()
+
+    run(tmp_path, work)
+
+
 def test_deadline_that_passes_is_a_timeout(tmp_path: Path) -> None:
     async def work(loopback: Loopback, channel: AsyncPeerChannel, stub: Any) -> None:
         loopback.nvme_io.script = lambda _: loopback.nvme_io.watch_ended.wait(30)

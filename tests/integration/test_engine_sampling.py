@@ -135,6 +135,22 @@ def test_penalties_count_the_tokens_of_their_own_request() -> None:
     assert len(set(numbers(alone))) > len(set(numbers(plain)))
 
 
+def test_special_tokens_are_named_in_the_text_only_where_they_are_wanted() -> None:
+    """The one special token is also the end, so that it is met within an answer only where ends are ignored."""
+    asked = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 1.0, "logit_bias": ((END_TOKEN, 5.0),)}
+    (skipped, _), (named, _) = run(
+        make_rig(),
+        request(1, **asked),
+        request(1, **asked, skip_special_tokens=False),
+    )
+    assert numbers(skipped) == numbers(named)
+    ends = numbers(named).count(END_TOKEN)
+    assert 0 < ends < 40
+    text = "".join(event.text for event in named)
+    assert text.count("<end>") == ends
+    assert "".join(event.text for event in skipped) == text.replace("<end>", "")
+
+
 def test_bias_outside_the_vocabulary_is_refused_before_it_runs() -> None:
     rig = make_rig()
     with pytest.raises(RequestError, match="logit_bias = 257"):

@@ -28,6 +28,8 @@ CHAT: Final = "/v1/chat/completions"
 TIERS: Final = tuple(Tier)
 DATA: Final = b"data:"
 END: Final = b"[DONE]"
+EXTENSIONS: Final = {"ignore_eos": True, "skip_special_tokens": False}
+"""Not of OpenAI's API: answers are as long as was asked for, and every token is text."""
 ANSWER_S: Final = 3600.0
 SAID_MAX: Final = 400
 """Characters of a refusal that an error brings along."""
@@ -161,7 +163,7 @@ class Target:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({"ignore_eos": True} if self.ignores_eos else {}),
+            **(EXTENSIONS if self.ignores_eos else {}),
         }
 
     def _note(self, answer: Answer, event: Mapping[str, Any]) -> None:
@@ -198,7 +200,7 @@ async def learn(target: Target) -> Target:
         try:
             await target.answer(connection, ask)
         except RequestError as error:
-            if "ignore_eos" not in str(error):
+            if not any(name in str(error) for name in EXTENSIONS):
                 raise
         else:
             return target

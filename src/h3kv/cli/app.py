@@ -321,6 +321,7 @@ def up(
     window: Window = None,
     store: Store = None,
     store_capacity: StoreCapacity = None,
+    rope: Rope = None,
     max_context: MaxContext = None,
     threads: Threads = None,
     config: ConfigFile = None,
@@ -333,7 +334,7 @@ def up(
         from h3kv.supervisor.run_folder import default_folder
 
         flags = _flags(
-            model={"source": model, "dtype": dtype, "max_context": max_context},
+            model={"source": model, "dtype": dtype, "rope_scaling": rope, "max_context": max_context},
             device={"kv_bytes": device_kv, "window_tokens": window},
             host={"kv_bytes": host_kv},
             nvme={"store": store, "capacity": store_capacity},

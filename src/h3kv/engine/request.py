@@ -59,6 +59,8 @@ class SamplingParameters:
     probability either."""
     grammar: Grammar | None = None
     """What the answer must be."""
+    skip_special_tokens: bool = True
+    """Leave the names of special tokens out of the text. Where a text ends, its last token is left out anyway."""
 
     def __post_init__(self) -> None:
         self._check_candidates()
@@ -83,7 +85,8 @@ class SamplingParameters:
         require(are_stops(self.stop, most=STOPS_MAX), "stop", self.stop, rule)
         rule = "must be a tuple of token numbers from 0"
         require(are_tokens(self.stop_token_ids), "stop_token_ids", self.stop_token_ids, rule)
-        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "must be true or false")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be true or false")
         require(self.grammar is None or isinstance(self.grammar, Grammar), "grammar", self.grammar, "must be a Grammar")
         rule = "must be false with a grammar, whose end is the end of the answer"
         require(self.grammar is None or not self.ignore_eos, "ignore_eos", self.ignore_eos, rule)

@@ -55,8 +55,13 @@ class Vocabulary(Protocol):
         """Tokens with which the model ends a text."""
         ...
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        ...
+
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes of a token, perhaps parts of characters."""
+        """UTF-8 bytes of a token, perhaps parts of characters; of a special one, its name."""
         ...
 
 
@@ -121,6 +126,7 @@ class RunningSequence:
         self._attended = kv.attended_tokens()
         self._sampler = Sampler(request.sampling, prompt=request.prompt)
         self._stop_rule = StopRule(request.sampling, vocabulary.eos_ids)
+        self._silent_ids = vocabulary.special_ids if request.sampling.skip_special_tokens else frozenset()
         self._detokenizer = Detokenizer(vocabulary.token_bytes, request.sampling.stop)
         self.submitted_ns = submitted_ns
         self._started_ns = started_ns
@@ -267,7 +273,8 @@ class RunningSequence:
         token = choice.token
         self._token_times_ns.append(now_ns)
         self.tokens.append(token)
-        text = "" if self._stop_rule.is_end_token(token) else self._detokenizer.push(token)
+        is_silent = token in self._silent_ids or self._stop_rule.is_end_token(token)
+        text = "" if is_silent else self._detokenizer.push(token)
         self.finish_reason = self._stop_rule.check(
             token,
             generated=len(self.tokens) - self.prompt_tokens,

@@ -57,7 +57,9 @@ class Tokenizer:
         self.chat_template = compiled(chat_template)
         self._tool_template = compiled(tool_template)
         self._path = path
-        self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
+        added = backend.get_added_tokens_decoder()
+        self._added = {token: each.content for token, each in added.items()}
+        self.special_ids = frozenset(token for token, each in added.items() if each.special)
         self._is_byte_level = _is_byte_level(backend, path)
         self._bytes_of: dict[int, bytes] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -45,6 +46,7 @@ class AsyncPeerChannel:
             self._channel = grpc.aio.secure_channel(address.target, secure, options)
         self.address = address
         self._config = config
+        self._is_closed = False
         token = credentials.token
         self._token = () if token is None else ((AUTHORIZATION, f"{BEARER}{token}"),)
 
@@ -69,6 +71,9 @@ class AsyncPeerChannel:
             return await running
         except grpc.RpcError as error:
             raise self._error(error) from error
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
 
     async def stream(
         self, method: Any, request: Any, *, context: CallContext, timeout_ns: int | None = None
@@ -80,12 +85,24 @@ class AsyncPeerChannel:
                 yield answer
         except grpc.RpcError as error:
             raise self._error(error) from error
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
         finally:
             running.cancel()
 
     async def close(self) -> None:
-        """End the connection, and with it calls that run. Calling it again does nothing."""
+        """End the connection; calls that run and later ones raise PeerUnavailableError. Again, it does nothing."""
+        self._is_closed = True
         await self._channel.close()
+
+    def _check_open(self) -> None:
+        """Raise PeerUnavailableError for a call that ended since we end."""
+        if self._is_closed:
+            raise PeerUnavailableError(
+                f"the channel to {self.address} is closed, since this process ends: ask again later",
+                peer=str(self.address),
+            )
 
     def _error(self, error: grpc.RpcError) -> H3Error:
         """What a call ended with. What we give up ourselves does not come here: then it was the peer, as it ended."""
@@ -98,6 +115,7 @@ class AsyncPeerChannel:
         limit_ns = self._config.timeout_ns if timeout_ns is None else timeout_ns
         if limit_ns <= 0:
             raise PeerTimeoutError("no time is left for the call: give it more", peer=str(self.address))
+        self._check_open()
         return method(request, timeout=limit_ns / NS_PER_S, metadata=(*context.metadata, *self._token))
 
     async def __aenter__(self) -> Self:

@@ -108,13 +108,14 @@ def tiny_decoder(seed: int = 0, config: ModelConfig = CONFIG) -> Decoder:
 
 
 class ByteVocabulary:
-    """Satisfies `engine.sequence.Vocabulary`: a token is a byte."""
+    """Satisfies `engine.sequence.Vocabulary`: a token is a byte, and one is special."""
 
     eos_ids = frozenset({END_TOKEN})
+    special_ids = frozenset({END_TOKEN})
 
     def token_bytes(self, token: int) -> bytes:
-        """The byte; nothing for the end token."""
-        return bytes([token]) if token < END_TOKEN else b""
+        """The byte; of the end token, its name."""
+        return bytes([token]) if token < END_TOKEN else b"<end>"
 
 
 @dataclass(frozen=True, slots=True)

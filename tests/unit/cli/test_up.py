@@ -40,8 +40,16 @@ def test_what_was_not_said_is_left_to_the_process(tmp_path: Path) -> None:
 def test_the_file_of_tenants_is_for_the_gateway(tmp_path: Path) -> None:
     request = UpRequest(tmp_path, 1, "127.0.0.1", 8000, "memory", None, NS_PER_S, tmp_path / "t.yaml")
     told = _options(load(file=None, flags={}), request).settings
-    assert told[Service.GATEWAY] == {"TENANTS_FILE": str(tmp_path / "t.yaml")}
-    assert options(tmp_path)[Service.GATEWAY] == {}
+    assert told[Service.GATEWAY]["TENANTS_FILE"] == str(tmp_path / "t.yaml")
+    assert "TENANTS_FILE" not in options(tmp_path)[Service.GATEWAY]
+
+
+def test_answers_may_run_shorter_than_the_node_ends_unless_someone_said_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert options(tmp_path)[Service.GATEWAY]["DRAIN_SECONDS"] == "0.6"
+    monkeypatch.setenv("H3_GATEWAY_DRAIN_SECONDS", "5")
+    assert "DRAIN_SECONDS" not in options(tmp_path)[Service.GATEWAY]
 
 
 def test_a_length_that_nobody_named_is_the_contexts(tmp_path: Path) -> None:

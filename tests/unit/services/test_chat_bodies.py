@@ -82,6 +82,15 @@ def test_tools_are_passed_on_unless_none_may_be_called() -> None:
     assert asked(tools=[WEATHER], tool_choice="none").chat.tools_json == ""
 
 
+def test_names_of_special_tokens_stay_where_calls_may_be_written_with_them() -> None:
+    assert not asked().sampling.HasField("skip_special_tokens")
+    assert asked(skip_special_tokens=True).sampling.skip_special_tokens
+    request = asked(tools=[WEATHER])
+    assert request.sampling.HasField("skip_special_tokens")
+    assert not request.sampling.skip_special_tokens
+    assert asked(tools=[WEATHER], tool_choice="none", skip_special_tokens=True).sampling.skip_special_tokens
+
+
 def test_a_named_function_holds_the_answer_to_its_arguments() -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     request = asked(tools=[WEATHER, TIME], tool_choice=choice)
@@ -122,6 +131,7 @@ def test_documents_are_named() -> None:
     [
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differ"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs to true"),
+        ({"tools": [WEATHER], "skip_special_tokens": True}, "skip_special_tokens", "calls of tools"),
         ({"tool_choice": "auto"}, "tool_choice", "no tools"),
         ({"tools": [TIME, TIME]}, "tools", "two of them"),
         (

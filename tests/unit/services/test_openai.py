@@ -38,6 +38,7 @@ def test_completion_asks_for_what_it_says_and_for_openais_defaults_otherwise() -
             "repetition_penalty": 1.5,
             "logit_bias": {"7": -100},
             "logprobs": 2,
+            "skip_special_tokens": False,
         }
     )
     assert only(full) == pb.GenerateRequest(
@@ -57,6 +58,7 @@ def test_completion_asks_for_what_it_says_and_for_openais_defaults_otherwise() -
             repetition_penalty=1.5,
             logit_bias={7: -100},
             logprobs=2,
+            skip_special_tokens=False,
         ),
         tenant=TENANT,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +257,83 @@ def test_prompt_waits_for_one_that_reads_what_it_begins_with() -> None:
     assert ended[asker].statistics.cached_tokens_total >= 1024
     assert rig.telemetry.value(names.PREFILL_TOKENS) < 2 * len(text)
     rig.check_idle()
+
+
+@contextlib.contextmanager
+def windowed_rig(folder: Path) -> Iterator[Rig]:
+    """Windows of the size that nodes have, of four sequences."""
+    model = Decoder(CONFIG, tiny_decoder().weights, NativeKernels())
+    with tiered_rig(folder, units=4, device_blocks=96, host_blocks=160, window_tokens=1024, model=model) as rig:
+        yield rig
+
+
+def test_prompts_find_what_still_lies_in_the_window_of_another(tmp_path: Path) -> None:
+    text = prompt_tokens(1, 1500)
+    long, short = (SamplingParameters(max_new_tokens=count, ignore_eos=True, logprobs=1) for count in (1200, 70))
+    first = Request(prompt=(*text, 1), sampling=long)
+    others = [Request(prompt=(*text, number), sampling=short) for number in (2, 3)]
+    with windowed_rig(tmp_path / "together") as rig:
+        began = rig.engine.submit(first)
+        tokens: dict[RequestId, list[TokenGenerated]] = {began: []}
+        ended: dict[RequestId, Finished] = {}
+        while rig.engine.has_work:
+            for event in rig.engine.step():
+                if isinstance(event, TokenGenerated):
+                    tokens[event.request].append(event)
+                    if event.request == began and len(tokens[began]) == 1:
+                        tokens |= {rig.engine.submit(other): [] for other in others}
+                if isinstance(event, Finished):
+                    ended[event.request] = event
+        rig.engine.check_integrity()
+    assert list(ended)[-1] == began, "it goes on behind what it shares, until that has left its window"
+    for request, other in zip(list(tokens)[1:], others, strict=True):
+        assert ended[request].statistics.cached_tokens_total == 1500 // 64 * 64
+        with windowed_rig(tmp_path / f"alone{request}") as alone:
+            assert said(tokens[request]) == said(answers_of(alone, [other])[0])
+    with windowed_rig(tmp_path / "first") as alone:
+        assert said(tokens[began]) == said(answers_of(alone, [first])[0])
+
+
+def test_loss_of_what_was_shared_out_of_a_window_changes_no_answer(tmp_path: Path) -> None:
+    text = prompt_tokens(1, 1500)
+    first = Request(prompt=(*text, 1), sampling=SamplingParameters(max_new_tokens=1200, ignore_eos=True))
+    with windowed_rig(tmp_path / "lost") as rig:
+        began = rig.engine.submit(first)
+        tokens: list[int] = []
+        lost = 0
+        while rig.engine.has_work:
+            for event in rig.engine.step():
+                assert not isinstance(event, Failed), event
+                if isinstance(event, TokenGenerated) and event.request == began:
+                    tokens.append(event.token)
+                    if len(tokens) == 1:
+                        rig.engine.submit(Request(prompt=(*text, 2), sampling=SamplingParameters(max_new_tokens=2)))
+            if not lost and len(tokens) > 4:
+                newest = rig.segments.sealed()[-1]
+                rig.segments.lose(newest)
+                lost = newest.room_blocks
+        rig.engine.check_integrity()
+    assert lost
+    with windowed_rig(tmp_path / "alone") as alone:
+        assert tokens == [event.token for event in answers_of(alone, [first])[0]]
+
+
+def test_prompt_that_waits_for_a_longer_one_finds_all_that_they_have_in_common(tmp_path: Path) -> None:
+    text = prompt_tokens(1, 1500)
+    one = SamplingParameters(max_new_tokens=4, ignore_eos=True)
+    with windowed_rig(tmp_path) as rig:
+        reader, asker = (
+            rig.engine.submit(Request(prompt=tuple(prompt), sampling=one))
+            for prompt in ([*text, *prompt_tokens(2, 3000)], [*text, 2, 3])
+        )
+        ended: dict[RequestId, Finished] = {}
+        while rig.engine.has_work:
+            for event in rig.engine.step():
+                if isinstance(event, Finished):
+                    ended[event.request] = event
+        rig.engine.check_integrity()
+    assert list(ended) == [asker, reader], "it does not wait for what they do not have in common"
+    assert ended[asker].statistics.cached_tokens_total == 1500 // 64 * 64
 
 
 def test_prompt_does_not_wait_for_one_that_is_gone_or_of_another_tenant() -> None:

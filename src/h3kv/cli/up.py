@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -26,7 +25,6 @@ from h3kv.tenant_file import read_tenant_file
 SECTIONS: Final = ("model", "device", "attention", "tiering", "engine", "runtime")
 """Of `h3_config.yaml`, that `gpu_worker` takes under the same names. The others are for `nvme_io`."""
 OWN_NAME: Final = "h3"
-DRAIN: Final = "DRAIN_SECONDS"
 ANSWERS_SHARE: Final = 0.6
 """Of the time in which a node ends: answers may run so long. The supervisor gives the gateway more, so that those which
 run longer are told."""
@@ -176,9 +174,9 @@ def _caps(settings: Settings) -> dict[str, str]:
 
 def _doors(request: UpRequest) -> dict[str, str]:
     """What `gateway` is told besides where it serves."""
-    told = {} if request.tenants_file is None else {"TENANTS_FILE": str(request.tenants_file.absolute())}
-    if f"H3_GATEWAY_{DRAIN}" not in os.environ:
-        told[DRAIN] = f"{ANSWERS_SHARE * request.drain_ns / NS_PER_S:g}"
+    told = {"DRAIN_SECONDS": f"{ANSWERS_SHARE * request.drain_ns / NS_PER_S:g}"}
+    if request.tenants_file is not None:
+        told["TENANTS_FILE"] = str(request.tenants_file.absolute())
     return told
 
 

@@ -8,6 +8,7 @@ the same order from the first one on, the same model, the same numerics, the sam
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -72,6 +73,13 @@ def extend_keys(previous: BlockKey, tokens: Sequence[int]) -> list[BlockKey]:
         previous = BlockKey(_hash("h3-block", previous, block))
         keys.append(previous)
     return keys
+
+
+def blocks_in_common(keys: Sequence[BlockKey], others: Sequence[BlockKey]) -> int:
+    """Whole blocks with which two prompts begin alike, by their root keys and the keys of their blocks."""
+    # Keys are chained: from the first that differs on, all do.
+    places = range(1, min(len(keys), len(others)))
+    return bisect.bisect_left(places, True, key=lambda place: keys[place] != others[place])
 
 
 def block_keys(tokens: Sequence[int], *, fingerprint: bytes, tenant: bytes) -> list[BlockKey]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import Final
 
 import torch
 
@@ -36,9 +35,6 @@ from h3kv.engine.stepper import BeforeStep, Stepper
 from h3kv.engine.stopping import FinishReason
 from h3kv.engine.waiting import WaitingRequest, need_of
 from h3kv.policy.window import SEQUENCES_MAX
-
-BLOCKS_WORTH_WAITING: Final = 8
-"""A prompt waits for another that reads so many of its first blocks, 512 tokens: it finds them then."""
 
 
 class Engine:
@@ -217,6 +213,7 @@ class Engine:
             if waiting is None:
                 return
             try:
+                self._share_with(waiting)
                 self._start(waiting)
             except TierFullError as error:
                 if self._running or not self._segments.is_settled:
@@ -234,16 +231,15 @@ class Engine:
             self._report()
 
     def _is_being_read(self, waiting: WaitingRequest) -> bool:
-        """Whether a running one reads so much of a prompt's beginning that it is sooner found than computed again."""
-        keys = waiting.need.keys[: waiting.need.reusable_blocks + 1]
+        """Whether a running one reads its beginning, so that it waits for that."""
+        keys = waiting.need.lookup_keys
+        return any(sequence.will_have(keys) for sequence in self._running)
+
+    def _share_with(self, waiting: WaitingRequest) -> None:
+        """Have it find what running ones have of its beginning, also where that lies in their windows."""
+        keys = waiting.need.lookup_keys
         for sequence in self._running:
-            if sequence.is_answering:
-                continue
-            common = sequence.kv.blocks_in_common(keys)
-            found = sum(sequence.kv.reused_tokens.values()) // BLOCK_TOKENS
-            if common - found >= BLOCKS_WORTH_WAITING and sequence.kv.blocks < common:
-                return True
-        return False
+            sequence.share(keys)
 
     def _start(self, waiting: WaitingRequest) -> None:
         """Make a waiting request a running one. Whatever is raised, it still waits and holds nothing."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from h3kv.attention import native
+import numpy as np
+
+from h3kv.attention import native, sealing
 from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.touches import TouchSample
 from h3kv.core.ports import Offload, Telemetry
 from h3kv.engine.capacity import Census
 from h3kv.engine.page_cache import PageCache
+from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import SlabStream
 
@@ -41,3 +44,16 @@ class KvParts:
     """Of all sequences."""
     offload: Offload = native.LOCAL
     """Who attends to what is not on the device."""
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether tokens of full segments are permuted."""
+        return self.segments.layout.slab.page.encoding.is_clustered
+
+    def cluster(self, segment: Segment, blocks: int) -> None:
+        """Permute the tokens of an open segment whose first blocks are filled, where that is done here."""
+        if self.is_sealing and self.segments.indexes.is_clustered(segment.room_blocks):
+            assert segment.addresses_L is not None, "an open segment lies in its home"
+            slabs_L = np.array(segment.addresses_L, dtype=np.uint64)
+            sealing.seal(slabs_L, layout=self.segments.layout.slab, blocks=blocks)
+            segment.clustered_blocks = blocks

@@ -26,6 +26,11 @@ class KvNeed:
     retrieves: bool = False
     """Whether it decodes under retrieval, so that its indexes stay in memory."""
 
+    @property
+    def lookup_keys(self) -> list[BlockKey]:
+        """The root key, then those of the blocks that may be taken from others."""
+        return self.keys[: self.reusable_blocks + 1]
+
     def rooms(self, first_block: int) -> Iterator[int]:
         """Sizes of the segments for the blocks from this one on."""
         return iter(plan_rooms(first_block, self.prompt_blocks, self.blocks))

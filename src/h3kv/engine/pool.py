@@ -199,7 +199,7 @@ class KvPool:
         return opened[0]
 
     def _open(self, need: KvNeed, *, is_alone: bool) -> SequenceKv:
-        mounts = mount_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
+        mounts = mount_prefix(need.lookup_keys[1:], self._directory, self.segments)
         try:
             ending = self._endings.choose(mounts)
             self.placer.tick()
@@ -241,7 +241,7 @@ class KvPool:
 
     def held_blocks(self, need: KvNeed) -> int:
         """Blocks of a prompt that documents hold, so that it needs no room for them."""
-        return held_prefix(need.keys[1 : need.reusable_blocks + 1], self._directory, self.segments)
+        return held_prefix(need.lookup_keys[1:], self._directory, self.segments)
 
     def grow(self, kv: SequenceKv) -> None:
         """See that a sequence is sure of room for its next token.

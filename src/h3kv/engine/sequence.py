@@ -6,16 +6,18 @@ Shapes: T tokens of a chunk, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from h3kv.attention.retrieval import RetrievalMeter
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.ports import Clock
 from h3kv.core.retrieval import RetrievalSetting
+from h3kv.core.types import BlockKey
 from h3kv.engine.detokenizer import Detokenizer
 from h3kv.engine.events import Event, PrefillProgress, RequestStatistics, TokenGenerated
 from h3kv.engine.interrupts import interrupts_deferred
@@ -26,6 +28,9 @@ from h3kv.engine.stopping import FinishReason, StopRule
 from h3kv.models.config import ModelConfig
 from h3kv.models.decoder import SteppedKvCache, TokenBatch
 from h3kv.policy.chunking import chunk_end
+
+BLOCKS_WORTH_WAITING: Final = 8
+"""A prompt waits for another that reads so many of its first blocks, 512 tokens: it finds them then."""
 
 
 class LanguageModel(Protocol):
@@ -133,6 +138,21 @@ class RunningSequence:
         self._prefill_ns = 0
         self._read_tokens = 0
         self._token_times_ns: list[int] = []
+
+    def share(self, keys: Sequence[BlockKey]) -> None:
+        """Have another prompt find what it has of it: one with this root key and these keys of blocks."""
+        with interrupts_deferred():
+            self.kv.share(self.kv.blocks_in_common(keys), self.tokens)
+
+    def will_have(self, keys: Sequence[BlockKey]) -> bool:
+        """Whether it still reads so much of another prompt's beginning that it is sooner found than computed again."""
+        if self.is_answering:
+            return False
+        common = self.kv.blocks_in_common(keys)
+        found = sum(self._reused_tokens.values()) // BLOCK_TOKENS
+        # The segment of the last common block is full, or ends with the prompt.
+        needed = min(common + SEGMENT_BLOCKS_MAX - 1, self.prompt_tokens // BLOCK_TOKENS)
+        return common - found >= BLOCKS_WORTH_WAITING and self.kv.blocks < needed
 
     def suspend(self) -> None:
         """It gives its room back, and goes on later with `resume`. Its owner closes `kv`."""

@@ -10,22 +10,20 @@ segment when it leaves the window.
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-import numpy as np
 from torch import Tensor
 
-from h3kv.attention import sealing
-from h3kv.attention.page_table import PageRun
 from h3kv.attention.paged import PagedCache
-from h3kv.core.errors import SlabUnavailableError
-from h3kv.core.limits import BLOCK_TOKENS
+from h3kv.core.errors import SlabUnavailableError, TierFullError
+from h3kv.core.hashing import blocks_in_common
+from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SlabKey, Tier
 from h3kv.engine.attended import AttendedTokens
-from h3kv.engine.held import Held, label_of, run_of
+from h3kv.engine.held import Held, HeldRow, label_of, run_of
 from h3kv.engine.kv_parts import KvParts
 from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
@@ -72,14 +70,13 @@ class SequenceKv:
         self.committed_blocks = committed_blocks
         self.recomputed_tokens = 0
         """That were found in the cold store and are computed all the same: whoever opened it says so."""
-        self._retrieves = retrieves
         self._parts = parts
         self._segments = parts.segments
         self._rooms = Rooms(rooms_from, sum(mount.blocks for mount in mounts))
         self._keys = keys
         self._window = window
         self._spare: deque[Segment] = deque()
-        self._held: list[Held] = []
+        self._held = HeldRow(self._segments, retrieves=retrieves)
         self.cache = PagedCache(
             parts.page_kernels,
             self._segments.layout,
@@ -93,8 +90,8 @@ class SequenceKv:
         # The first block that was computed under retrieval: its KV is of another class than what others look for.
         self._retrieved_from: int | None = None
         self.reused_tokens = self._mount(mounts)
-        # The first block that was not copied into its segment yet; without a window, that was not sealed.
-        self._flushed = self.blocks
+        # The first block that was not copied into its segment, or without a window sealed; and that is in the window.
+        self._flushed = self._left = self.blocks
         try:
             if parts.is_eager:
                 self._spare.extend(self._segments.open(self._rooms.take_all(reserved_blocks - self.blocks)))
@@ -126,9 +123,7 @@ class SequenceKv:
 
     def blocks_in_common(self, keys: Sequence[BlockKey]) -> int:
         """Whole blocks with which it begins as another prompt does, whose root key and keys of blocks these are."""
-        # Keys are chained: from the first that differs on, all do.
-        places = range(1, min(len(own := self._keys or []), len(keys)))
-        return bisect.bisect_left(places, True, key=lambda place: own[place] != keys[place])
+        return blocks_in_common(self._keys or (), keys)
 
     def touch_found(self) -> None:
         """Say that what a lookup found for it is in use: as long as it reads its prompt."""
@@ -153,10 +148,8 @@ class SequenceKv:
         self.cache.retrieval = setting
         if setting is not None and self._retrieved_from is None:
             self._retrieved_from = self.blocks
-        if setting is not None and not self._retrieves:
-            self._retrieves = True
-            for held in self._held:
-                held.segment.retrieving += 1
+        if setting is not None:
+            self._held.retrieve()
 
     def prepare(self, tokens: int, *, reads_ahead: bool = True) -> None:
         """Make ready for a chunk of so many tokens: room for them, and everything readable where it lies now.
@@ -185,8 +178,7 @@ class SequenceKv:
             if segment.phase is Phase.LOST:
                 self._rewind(held)
                 return
-            held.version = segment.version
-            self.cache.place(held.start, held.end - held.start, run_of(self._segments, segment))
+            self._place(held)
 
     def read_ahead(self) -> None:
         """Begin to read what the next chunk needs from the cold store."""
@@ -228,16 +220,25 @@ class SequenceKv:
             TierFullError: what leaves the window finds no room.
         """
         if self._window is not None:
-            self._flush(self._window.first_kept(self.blocks), tokens)
+            self._leave(self._window.first_kept(self.blocks), tokens)
             return
         # Tokens of the window stay where they are: clustered ones are attended to in another order.
         end = self.blocks
-        if self._segments.layout.slab.page.encoding.is_clustered:
+        if self._parts.is_clustered:
             end = max(end - self._parts.window_blocks, 0)
         for held in self._held:
             if held.is_own and held.segment.phase is Phase.OPEN and held.end <= end:
                 self._seal(held, tokens)
                 self._flushed = held.end
+
+    def share(self, blocks: int, tokens: Sequence[int]) -> None:
+        """Have others find its first blocks now, and not when they leave the window, in which it goes on reading them.
+
+        Not where segments are clustered, whose tokens come in another order, nor where room takes time to come.
+        """
+        if self._window is not None and not self._parts.is_clustered and blocks > self._held.sealed_blocks:
+            with contextlib.suppress(TierFullError):
+                self._copy_out(min(blocks + SEGMENT_BLOCKS_MAX - 1, self.blocks), tokens, waits=False)
 
     def close(self, tokens: Sequence[int]) -> None:
         """Share the whole blocks that are left, then give all pins and all other room back.
@@ -253,7 +254,7 @@ class SequenceKv:
             self._give_back_pages()
             self._give_back_own()
             while self._held:
-                self._let_go()
+                self._held.let_go()
 
     def _give_back_pages(self) -> None:
         """Give back single pages that an interrupt left pinned."""
@@ -265,22 +266,11 @@ class SequenceKv:
         try:
             while self._spare:
                 self._segments.unpin(self._spare.popleft())
-            while self._held and self._held[-1].is_own:
-                self._let_go()
+            while (last := self._held.last) is not None and last.is_own:
+                self._held.let_go()
         finally:
             if self._window is not None:
                 self._window.close()
-
-    def _hold(self, held: Held) -> None:
-        """Take over a pin."""
-        held.segment.retrieving += self._retrieves
-        self._held.append(held)
-
-    def _let_go(self) -> None:
-        """Give the last pin back."""
-        segment = self._held.pop().segment
-        segment.retrieving -= self._retrieves
-        self._segments.unpin(segment)
 
     def _mount(self, mounts: Sequence[Mount]) -> dict[Tier, int]:
         """Place reused segments. Returns their tokens, by the tier in which they lie."""
@@ -289,7 +279,7 @@ class SequenceKv:
         start = 0
         for mount in mounts:
             end = start + mount.blocks
-            self._hold(Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
+            self._held.add(Held(mount.segment, start, end, is_own=False, version=mount.segment.version))
             self.cache.place(start, mount.blocks, run_of(self._segments, mount.segment))
             tier = home if mount.segment.home_L is not None else Tier.NVME
             reused[tier] = reused.get(tier, 0) + mount.blocks * BLOCK_TOKENS
@@ -322,17 +312,38 @@ class SequenceKv:
         segment = self._spare.popleft() if self._spare else self._open_next(waits=waits)
         end = start if self._window is not None else start + segment.room_blocks
         held = Held(segment, start, end, is_own=True, version=segment.version)
-        self._hold(held)
+        self._held.add(held)
         if self._window is None:
             self.cache.place(start, segment.room_blocks, run_of(self._segments, segment))
         return held
 
-    def _flush(self, end: int, tokens: Sequence[int], *, waits: bool = True) -> None:
-        """Copy the blocks of the window before `end` into own segments. The sink stays on the device as well."""
+    def _leave(self, end: int, tokens: Sequence[int]) -> None:
+        """Have the blocks before `end` read in own segments. The sink stays on the device as well."""
+        window = self._window
+        assert window is not None
+        self._copy_out(end, tokens)
+        # After a loss the window is longer for a while.
+        for held in self._held.behind(self._left) if end > self._left else ():
+            first, self._left = max(self._left, 1), min(held.end, end)
+            self._place(held)
+            for block in range(first, self._left):
+                window.drop(block)
+
+    def _place(self, held: Held) -> None:
+        """Have a segment read where it lies now, as far as its blocks have left the window."""
+        if held.segment.phase is Phase.LOST:
+            return  # `refresh` sees to it.
+        held.version = held.segment.version
+        end = held.end if self._window is None else min(held.end, self._left)
+        if end > held.start and not self._is_on_device(held):
+            self.cache.place(held.start, end - held.start, run_of(self._segments, held.segment))
+
+    def _copy_out(self, end: int, tokens: Sequence[int], *, waits: bool = True) -> None:
+        """Copy the blocks of the window before `end` into own segments."""
         window = self._window
         assert window is not None
         while self._flushed < end:
-            held = self._held[-1] if self._held else None
+            held = self._held.last
             if held is None or held.segment.phase is not Phase.OPEN:
                 held = self._open(self._flushed, waits=waits)
             segment = held.segment
@@ -344,13 +355,6 @@ class SequenceKv:
             moved_bytes = len(blocks) * self._segments.layout.block_bytes
             self._parts.telemetry.count(names.MOVED_BYTES, moved_bytes, source=Tier.DEVICE, target=Tier.HOST)
             held.end = self._flushed = blocks.stop
-            left = range(max(blocks.start, 1), blocks.stop)
-            if left:
-                first += len(blocks) - len(left)
-                run = PageRun(segment.id, segment.addresses_L, room_blocks, first, is_device=False)
-                self.cache.place(left.start, len(left), run)
-                for block in left:
-                    window.drop(block)
             if held.end - held.start == room_blocks:
                 self._seal(held, tokens)
 
@@ -358,7 +362,7 @@ class SequenceKv:
         """Seal what is filled of the open segments, up to the sequence's last whole block."""
         if self._window is not None:
             # Room that takes time to come is not worth waiting for: whoever cancels wants to go on.
-            self._flush(whole_blocks, tokens, waits=False)
+            self._copy_out(whole_blocks, tokens, waits=False)
         for held in self._held:
             held.end = min(held.end, whole_blocks)
             if held.segment.phase is Phase.OPEN and held.end > held.start:
@@ -366,15 +370,10 @@ class SequenceKv:
 
     def _seal(self, held: Held, tokens: Sequence[int]) -> None:
         segment, blocks = held.segment, held.end - held.start
-        before = self._held.index(held) - 1
-        parent = self._held[before].segment if before >= 0 else None
+        parent = self._held.before(held)
         is_shared = self._retrieved_from is None or held.end <= self._retrieved_from
         label = label_of(held, self._keys, tokens) if self._keys is not None and is_shared else None
-        if self._parts.is_sealing and self._segments.indexes.is_clustered(segment.room_blocks):
-            assert segment.addresses_L is not None, "an open segment lies in its home"
-            slabs_L = np.array(segment.addresses_L, dtype=np.uint64)
-            sealing.seal(slabs_L, layout=self._segments.layout.slab, blocks=blocks)
-            segment.clustered_blocks = blocks
+        self._parts.cluster(segment, blocks)
         self._segments.seal(segment, label, parent=parent)
         if segment.clustered_blocks:
             self.cache.place(held.start, blocks, run_of(self._segments, segment))
@@ -386,13 +385,13 @@ class SequenceKv:
                 "a part of this sequence's KV cannot be read any more, and its tokens are not known here: start again"
             )
             raise SlabUnavailableError(message, key=SlabKey(lost.segment.id, 0))
-        at = self._held.index(lost)
-        while len(self._held) > at:
-            self._let_go()
+        for _ in self._held.behind(lost.start):
+            self._held.let_go()
         if self._window is not None:
             self._window.drop_from(lost.start)
         self.cache.set_tokens(lost.start * BLOCK_TOKENS)
         self._flushed = lost.start
+        self._left = min(self._left, lost.start)
         self._rooms.restart(lost.start)
 
     def _is_on_device(self, held: Held) -> bool:

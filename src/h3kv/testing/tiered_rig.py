@@ -62,6 +62,7 @@ def tiered_rig(
     clock: Clock | None = None,
     around: Callable[[PersistentStore], PersistentStore] | None = None,
     recomputes: bool = False,
+    window_tokens: int = WINDOW_TOKENS,
 ) -> Iterator[Rig]:
     """A rig whose stores are closed at the end; the pool first, as a node does.
 
@@ -77,7 +78,7 @@ def tiered_rig(
         page_cache_bytes: part of HOST for single pages.
         wrap: of what is written to the cold store.
         on_torch: attend to the device's pages in torch, as a device without native kernels does.
-        clock, around, recomputes: of the pool, and what it gets for its cold store.
+        clock, around, recomputes, window_tokens: of the pool, and what it gets for its cold store.
     """
     telemetry, directory, clock = Recorder(), MemoryDirectory(), clock or MonotonicClock()
     with contextlib.ExitStack() as stack:
@@ -98,7 +99,7 @@ def tiered_rig(
             device=device,
             cold=around(cold) if around is not None and cold is not None else cold,
             index=index,
-            tiering=_tiering(page_cache_bytes, recomputes=recomputes),
+            tiering=_tiering(page_cache_bytes, window_tokens, recomputes=recomputes),
         )
         stack.callback(pool.close)
         engine = _engine(pool, model or tiny_decoder(), retrieval, fingerprint=fingerprint, telemetry=telemetry)
@@ -153,9 +154,9 @@ def _engine(
     )
 
 
-def _tiering(page_cache_bytes: int, *, recomputes: bool) -> TieringConfig:
+def _tiering(page_cache_bytes: int, window_tokens: int, *, recomputes: bool) -> TieringConfig:
     return TieringConfig(
-        window_tokens=WINDOW_TOKENS,
+        window_tokens=window_tokens,
         page_cache_bytes=page_cache_bytes,
         recomputes=recomputes,
         chunk_tokens=CHUNK_TOKENS,

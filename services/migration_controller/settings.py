@@ -41,7 +41,8 @@ class RuleSettings(Section):
     """Thresholds of the rules. Durations with units (`10s`), sizes with units (`64MiB`)."""
 
     has_device: bool = False
-    """Whether segments move between DEVICE and HOST too. Off where the machine has no accelerator."""
+    """Whether segments move between DEVICE and HOST too. Leave it off: `gpu_worker` of this version refuses such moves,
+    since no device holds whole segments."""
     tick: Duration = _RULES.tick_ns
     """Length of a tick: the rules run at least so often, and byte budgets are for one."""
     eviction_threshold: Duration = _RULES.eviction_threshold_ns

@@ -228,7 +228,7 @@ class NodeLoop:
         if self.server is None or time.monotonic_ns() - self.began_ns < idle_ns:
             return 0, 0
         if self.server.store.is_degraded:
-            raise TierBrokenError("the cold store is only read: see the log, and start nvme_io again", tier=Tier.NVME)
+            raise TierBrokenError("the cold store is only read: check its disk, start nvme_io again", tier=Tier.NVME)
         mark = self.server.store.layout.mark
         segments = given = 0
         for owned in self.server.ownership.unowned():

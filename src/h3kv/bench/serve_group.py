@@ -172,7 +172,7 @@ def _identical(results: Results, request: Request, prompts: Prompts) -> None:
     sizes = serve_identical.QUICK if request.quick else serve_identical.FULL
 
     def opened() -> contextlib.AbstractContextManager[Target]:
-        return _server(request, serve_identical.CAPS, settings=serve_identical.SETTINGS)
+        return _server(request, serve_identical.CAPS)
 
     serve_identical.measure(results, opened, prompts, sizes=sizes, progress=request.progress)
 
@@ -226,14 +226,12 @@ def _stored_server(request: Request) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _server(
-    request: Request, flags: Collection[str], *, store: Path | None = None, settings: tuple[str, ...] = ()
-) -> Iterator[Target]:
+def _server(request: Request, flags: Collection[str], *, store: Path | None = None) -> Iterator[Target]:
     """A new node with these flags, or the server that was named."""
     if request.url is not None:
         yield asyncio.run(learn(Target("target", parse_address(request.url), request.setting.model, request.key)))
         return
-    with node_server(request.setting.model, request.flags(flags, store=store), settings=settings) as (_node, target):
+    with node_server(request.setting.model, request.flags(flags, store=store)) as (_node, target):
         yield target
 
 

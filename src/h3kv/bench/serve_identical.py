@@ -27,8 +27,6 @@ class Sizes:
 FULL: Final = Sizes(100, (1, 1500), (8, 64))
 QUICK: Final = Sizes(8, (1, 200), (2, 8))
 CAPS: Final = ("--dtype", "fp32", "--device-kv", "4GiB", "--host-kv", "2GiB")
-SETTINGS: Final = ("H3_GPU_WORKER_REQUESTS_MAX=128",)
-"""By default a node says that it is busy before it has 100."""
 
 Opened = Callable[[], AbstractContextManager[Target]]
 

@@ -63,15 +63,12 @@ def _placed(bind: str, threads: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def node_server(
-    model: str, flags: Sequence[str], *, settings: Sequence[str] = (), name: str = "h3"
-) -> Iterator[tuple[WholeNode, Target]]:
+def node_server(model: str, flags: Sequence[str], *, name: str = "h3") -> Iterator[tuple[WholeNode, Target]]:
     """A whole node as `h3 up` runs it.
 
     Args:
         model: folder, file, or `package:NAME`.
         flags: of `h3 up`, besides those of place and model.
-        settings: NAME=VALUE, of its environment.
         name: in metrics.
 
     Raises:
@@ -81,7 +78,7 @@ def node_server(
     # Paths of sockets are short: not below the current folder.
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-")))
-        node = stack.enter_context(WholeNode.open(folder, model, flags, settings))
+        node = stack.enter_context(WholeNode.open(folder, model, flags))
         yield node, asyncio.run(learn(Target(name, Address(LOOPBACK, node.port), node.model)))
 
 

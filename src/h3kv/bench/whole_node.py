@@ -61,14 +61,13 @@ class WholeNode:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: Path, model: str, flags: Sequence[str], settings: Sequence[str] = ()) -> Iterator[WholeNode]:
+    def open(cls, folder: Path, model: str, flags: Sequence[str]) -> Iterator[WholeNode]:
         """The node, once it answers.
 
         Args:
             folder: for sockets and the log; its path must be short.
             model: folder, file, or `package:NAME`.
             flags: of `h3 up`, besides those of place and model.
-            settings: NAME=VALUE, of its environment.
 
         Raises:
             ConfigError: `services` is not there: the wheel leaves it out.
@@ -78,7 +77,7 @@ class WholeNode:
         command = [sys.executable, "-m", "h3kv", "up", "--run-folder", str(folder / "run")]
         command += ["--http-port", str(port), "--model", model, *flags]
         with log.open("wb") as lines:
-            process = subprocess.Popen(tied(command, settings), cwd=find_services(), stdout=lines, stderr=lines)
+            process = subprocess.Popen(tied(command), cwd=find_services(), stdout=lines, stderr=lines)
         try:
             _wait(process, port, log)
             name = model.removeprefix("package:").rstrip("/").rpartition("/")[2]

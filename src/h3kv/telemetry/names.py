@@ -171,7 +171,7 @@ _TIERS = (
         DEVICE_MEMORY_USED,
         "ratio",
         ("device",),
-        "Share of an accelerator's memory that is in use, by whomever; absent where there is no accelerator.",
+        "Share of an accelerator's memory that is in use, by whomever; absent where the model does not lie on one.",
         by=_WORKER,
     ),
 )

@@ -77,13 +77,13 @@ class PromptReader:
         check_tenant(message.tenant)
         # What is cheap to refuse is refused before a long prompt is cut into tokens.
         sampling = self._sampling(message.sampling)
-        read = tuple(self.read_prompt(message)) if prompt is None else prompt
+        read, may_be_cut = tuple(self.read_prompt(message)) if prompt is None else prompt, False
         if not message.sampling.HasField("max_new_tokens"):
             length = length_max or self.default_length(len(read), message.tenant)
-            sampling = replace(sampling, max_new_tokens=length)
+            sampling, may_be_cut = replace(sampling, max_new_tokens=length), True
         elif length_max is not None and sampling.max_new_tokens > length_max:
             raise RequestError(f"max_new_tokens = {sampling.max_new_tokens}: {length_max} were admitted")
-        return Request(prompt=read, sampling=sampling, tenant=message.tenant.salt)
+        return Request(prompt=read, sampling=sampling, tenant=message.tenant.salt, may_be_cut=may_be_cut)
 
     def default_length(self, prompt_tokens: int, tenant: pb.Tenant, *, answers: int = 1) -> int:
         """Longest answer where a request names none. One with a quota does not reserve all of it for that."""

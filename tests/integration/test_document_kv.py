@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.integration.nvme_io_rig import linked, nvme_io, settings_for
 
 from h3kv.core.errors import TierFullError
 from h3kv.core.hashing import block_keys, root_key
+from h3kv.core.ports import PersistentStore
 from h3kv.core.reach import Reach
 from h3kv.core.types import BlockKey, SlotHandle, Tier
 from h3kv.core.units import NS_PER_MS
@@ -115,6 +117,59 @@ def test_erased_document_stays_gone_after_a_restart(tmp_path: Path) -> None:
     with tiered_rig(tmp_path) as rig:
         assert DocumentKv(rig.pool).find(keys_of(TEXT)[:1]) is None
         assert cached(rig, TEXT) == 0
+
+
+def test_document_is_not_held_where_the_longest_answer_may_need_the_room(tmp_path: Path) -> None:
+    """It was taken on, so it must be able to end: also when it is all alone at its longest."""
+    with tiered_rig(tmp_path) as rig:
+        kv = DocumentKv(rig.pool)
+        rig.answer(TEXT, max_new_tokens=1)
+        longest = (rig.pool.capacity.blocks - 4) * 64 - 100
+        running = rig.engine.submit(
+            Request(
+                prompt=tuple(prompt_tokens(5, 100)),
+                sampling=SamplingParameters(max_new_tokens=longest, ignore_eos=True),
+            )
+        )
+        assert not kv.hold("doc", keys_of(TEXT)), "while it waits"
+        for _ in range(5):
+            rig.engine.step()
+        assert not kv.hold("doc", keys_of(TEXT)), "while it runs"
+        rig.engine.cancel(running)
+        assert kv.hold("doc", keys_of(TEXT))
+        kv.let_go("doc")
+
+
+class Ailing:
+    """A cold store that can be told to take nothing more. Otherwise what it stands before."""
+
+    def __init__(self, store: PersistentStore) -> None:
+        self._store = store
+        self.is_degraded = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_documents_in_a_store_that_takes_nothing_more_leave_memory_to_requests(tmp_path: Path) -> None:
+    ailing: list[Ailing] = []
+
+    def around(store: PersistentStore) -> PersistentStore:
+        ailing.append(Ailing(store))
+        return cast("PersistentStore", ailing[0])
+
+    long = prompt_tokens(6, 40 * 64)
+    with tiered_rig(tmp_path, around=around) as rig:
+        kv = DocumentKv(rig.pool)
+        rig.answer(long, max_new_tokens=1)
+        settle(rig)
+        assert kv.hold("doc", keys_of(long))
+        rig.answer(prompt_tokens(7, 900), max_new_tokens=1)
+        settle(rig)
+        ailing[0].is_degraded = True
+        assert rig.segments.held_blocks > rig.pool.capacity.home_blocks, "as many as would leave less than nothing"
+        assert len(rig.answer(prompt_tokens(8, 100), max_new_tokens=4)[0]) == 4
+        kv.let_go("doc")
 
 
 def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -> None:

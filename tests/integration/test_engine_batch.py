@@ -230,6 +230,20 @@ def test_interrupt_while_one_token_is_chosen_ends_those_that_had_theirs_to_come(
     rig.check_idle()
 
 
+def test_tenant_does_not_wait_for_the_long_answers_of_another() -> None:
+    rig = make_rig(capacity_blocks=512)
+    sampling = SamplingParameters(max_new_tokens=200, ignore_eos=True)
+    many = [rig.engine.submit(Request(prompt=(1, n, 3), sampling=sampling, tenant=b"many")) for n in range(40)]
+    for _ in range(60):
+        rig.engine.step()
+    assert rig.pool.running == 24, "the other places are not theirs"
+    few = [rig.engine.submit(Request(prompt=(1, n, 3), sampling=sampling, tenant=b"few")) for n in range(2)]
+    began = [event.request for _ in range(8) for event in rig.engine.step() if isinstance(event, TokenGenerated)]
+    assert set(few) <= set(began)
+    assert set(rig.run()) == {*many, *few}
+    rig.check_idle()
+
+
 def test_request_that_takes_all_of_the_room_ends_well(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
         blocks = rig.pool.capacity.blocks

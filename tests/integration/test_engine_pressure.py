@@ -161,6 +161,18 @@ def test_request_larger_than_the_cap_is_refused_with_a_cap_that_works(prompt: in
     other.check_idle()
 
 
+def test_answer_whose_length_nobody_asked_for_is_cut_to_the_room() -> None:
+    rig = make_rig(capacity_blocks=20)
+    sampling = SamplingParameters(max_new_tokens=8000, ignore_eos=True)
+    with pytest.raises(TierFullError):
+        rig.engine.submit(Request(prompt=(1, 2, 3), sampling=sampling))
+    cut = rig.engine.submit(Request(prompt=(1, 2, 3), sampling=sampling, may_be_cut=True))
+    (finished,) = rig.run().values()
+    assert finished.request == cut
+    assert finished.statistics.generated_tokens == rig.pool.capacity.blocks * 64 - 3 + 1
+    rig.check_idle()
+
+
 def test_prompt_and_answer_longer_than_the_context_are_refused() -> None:
     rig = make_rig()
     with pytest.raises(ContextLengthError) as caught:

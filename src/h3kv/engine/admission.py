@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from h3kv.core.errors import ContextLengthError, TierFullError
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.units import describe_size
@@ -26,6 +28,19 @@ def check_context(request: Request, context_tokens: int) -> None:
             needed_tokens=prompt + answer,
             limit_tokens=context_tokens,
         )
+
+
+def cut_to_room(request: Request, pool: KvPool, *, held_blocks: int) -> Request:
+    """The request with as long an answer as otherwise empty tiers hold, where a shorter one will do.
+
+    Args: as of `check_memory`.
+    """
+    room_tokens = (pool.capacity.blocks + held_blocks) * BLOCK_TOKENS
+    # The last token of an answer is never read.
+    length = room_tokens - len(request.prompt) + 1
+    if not request.may_be_cut or not 1 <= length < request.sampling.max_new_tokens:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=length))
 
 
 def check_memory(request: Request, pool: KvPool, *, held_blocks: int) -> None:

@@ -54,11 +54,17 @@ class Capacity:
         self._sequences_max = sequences_max
         self._cold_cure = cold_cure
         self._held: Callable[[], int] = lambda: 0
+        self._held_home: Callable[[], int] = lambda: 0
+        self._longest: Callable[[], int] = lambda: 0
         self.census = Census()
 
-    def serve_held(self, held: Callable[[], int]) -> None:
-        """Say who knows how many blocks documents hold: these are nobody else's."""
-        self._held = held
+    def serve_held(self, held: Callable[[], int], *, in_home: Callable[[], int]) -> None:
+        """Say who knows how many blocks documents hold, in all and in the home: these are nobody else's."""
+        self._held, self._held_home = held, in_home
+
+    def serve_longest(self, longest: Callable[[], int]) -> None:
+        """Say who knows the blocks of the longest request that was taken on: it must find room when it runs alone."""
+        self._longest = longest
 
     @property
     def home_blocks(self) -> int:
@@ -68,16 +74,23 @@ class Capacity:
     @property
     def blocks(self) -> int:
         """Blocks of one sequence that all tiers hold together, beside what documents hold."""
+        if self._cold is None or self._cold.is_degraded:
+            # What a degraded store holds can be read, but nothing more goes there.
+            return self.home_blocks - self._held_home()
         return self.all_blocks - self._held()
 
     @property
     def all_blocks(self) -> int:
-        """The same without documents."""
-        if self._cold is None or self._cold.is_degraded:
-            # What a degraded store holds can be read, but nothing more goes there.
+        """The same without documents, and as if the cold store took whatever comes."""
+        if self._cold is None:
             return self.home_blocks
         cold_blocks = self._cold.statistics().capacity_bytes // self._layout.block_bytes
         return self.home_blocks - SEGMENT_BLOCKS_MAX + cold_blocks
+
+    @property
+    def spare_blocks(self) -> int:
+        """Blocks that no request may come to need: neither all that run together, nor the longest one alone."""
+        return self.blocks - max(self.census.blocks, self._longest())
 
     def cure_for(self, blocks: int) -> str:
         """What makes all tiers hold so many blocks of one sequence: the cap of the last one."""

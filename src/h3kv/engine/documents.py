@@ -63,7 +63,7 @@ class DocumentKv:
             return False
         # What is in use already counts once.
         blocks = sum(segment.room_blocks for segment in segments if not segment.holds)
-        if blocks > self._pool.capacity.blocks - self._pool.capacity.census.blocks:
+        if blocks > self._pool.capacity.spare_blocks:
             return False
         for segment in segments:
             self._table.hold(segment)

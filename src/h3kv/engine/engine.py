@@ -7,9 +7,10 @@
 Answers take their tokens together, in one pass over the weights. Prompts take chunks one after the other, each cut into
 turns, so that no answer waits for a whole chunk.
 
-A request starts when there is room for its prompt and the beginning of its answer, in the order of submission. Of
-those that outgrow the room together the one that came last is suspended: it waits in front of all others, and goes on
-where it was. So the one that came first can always finish, and two requests never wait for each other's room.
+A request starts when there is room for its prompt and the beginning of its answer: of the tenant that has the fewest
+running, in the order of submission. Of those that outgrow the room together the one that came last is suspended: it
+waits in front of all others, and goes on where it was. So the one that came first can always finish, and two requests
+never wait for each other's room.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import torch
 from h3kv.core.errors import H3Error, InternalError, TierFullError
 from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.ports import Clock, Telemetry
-from h3kv.engine.admission import check_context, check_memory
+from h3kv.engine.admission import check_context, check_memory, cut_to_room
 from h3kv.engine.config import EngineConfig
 from h3kv.engine.events import Event, Failed, Finished, RequestStatistics
 from h3kv.engine.failures import failure_of
+from h3kv.engine.needs import KvNeed
 from h3kv.engine.pool import KvPool
 from h3kv.engine.reporting import Reporter
 from h3kv.engine.request import Request, RequestId
@@ -33,7 +35,7 @@ from h3kv.engine.sequence import ChunkRule, LanguageModel, RunningSequence, Voca
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.stepper import BeforeStep, Stepper
 from h3kv.engine.stopping import FinishReason
-from h3kv.engine.waiting import WaitingRequest, need_of
+from h3kv.engine.waiting import WaitingRequest, in_turn, need_of
 from h3kv.policy.window import SEQUENCES_MAX
 
 
@@ -88,6 +90,7 @@ class Engine:
         self._stepper = Stepper(
             model, pool, self, chunks=_chunk_rule(pool, config), device=device, clock=clock, reporter=self._reporter
         )
+        pool.capacity.serve_longest(self._longest_blocks)
         self._report()
 
     @property
@@ -114,8 +117,12 @@ class Engine:
         """
         request.check(self._config.vocabulary_size)
         check_context(request, self._config.max_context)
-        need = need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
-        check_memory(request, self._pool, held_blocks=self._pool.held_blocks(need))
+        need = self._need_of(request)
+        held_blocks = self._pool.held_blocks(need)
+        cut = cut_to_room(request, self._pool, held_blocks=held_blocks)
+        if cut is not request:
+            request, need = cut, self._need_of(cut)
+        check_memory(request, self._pool, held_blocks=held_blocks)
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
         self._waiting.append(waiting)
@@ -191,6 +198,14 @@ class Engine:
         assert pins == held, f"{pins} pins, but running sequences hold {held}"
         assert self._pool.running == len(self._running), "a sequence was counted in and not out"
 
+    def _longest_blocks(self) -> int:
+        """Blocks of the longest request that was taken on and has not ended."""
+        waiting = (each.need.blocks for each in self._waiting)
+        return max((*waiting, *(sequence.kv.blocks_max for sequence in self._running)), default=0)
+
+    def _need_of(self, request: Request) -> KvNeed:
+        return need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
+
     def _is_alive(self, request_id: RequestId) -> bool:
         """Whether further events of a request may come."""
         is_waiting = any(waiting.id == request_id for waiting in self._waiting)
@@ -204,12 +219,13 @@ class Engine:
         return events
 
     def _admit(self) -> None:
-        """Start waiting requests in order, as long as there is room for the first.
+        """Start waiting requests, as long as there is room for the one whose turn it is.
 
         Those wait aside that begin with what a running one is reading.
         """
         while self._may_admit and len(self._running) < SEQUENCES_MAX:
-            waiting = next((each for each in self._waiting if not self._is_being_read(each)), None)
+            turns = in_turn(self._waiting, self._running, places=self._pool.device_plan.sequences)
+            waiting = next((each for each in turns if not self._is_being_read(each)), None)
             if waiting is None:
                 return
             try:

@@ -33,6 +33,7 @@ from h3kv.engine.needs import KvNeed, TieringConfig
 from h3kv.engine.page_cache import PageCache
 from h3kv.engine.placement import Placer
 from h3kv.engine.prefix import Mount, held_prefix, mount_prefix
+from h3kv.engine.segment import held_home_blocks
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.sequence_kv import SequenceKv
 from h3kv.engine.speeds import Speeds
@@ -110,7 +111,9 @@ class KvPool:
             cold=cold,
             apart_blocks=shares.blocks,
         )
-        self.capacity.serve_held(lambda: self.segments.held_blocks)
+        self.capacity.serve_held(
+            lambda: self.segments.held_blocks, in_home=lambda: held_home_blocks(self.segments.sealed())
+        )
         self.speeds = Speeds(clock)
         self._endings = ColdEndings(
             self.segments, directory, self.speeds, telemetry=telemetry, is_choosing=self._tiering.recomputes

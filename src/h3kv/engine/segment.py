@@ -161,6 +161,11 @@ def count_segments(segments: Sequence[Segment], layout: CacheLayout) -> SegmentS
     )
 
 
+def held_home_blocks(segments: Sequence[Segment]) -> int:
+    """Blocks of the home that documents hold."""
+    return sum(segment.room_blocks for segment in segments if segment.holds and segment.home_L is not None)
+
+
 def return_slots(store: BlockStore, segment: Segment, handles_L: Sequence[SlotHandle]) -> None:
     """Give a segment's slots in a store back, erased where that is to be."""
     (store.erase if segment.is_erased else store.release)(handles_L)

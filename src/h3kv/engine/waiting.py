@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from h3kv.core.hashing import extend_keys, root_key
 from h3kv.core.limits import BLOCK_TOKENS
@@ -14,6 +16,10 @@ from h3kv.engine.prefix import reusable_blocks
 from h3kv.engine.request import Request, RequestId
 from h3kv.engine.sequence import RunningSequence
 from h3kv.policy.admission import bound_cached_tokens, count_blocks, reserved_blocks
+
+TENANT_PLACES_LEFT: Final = 4
+"""One in so many places."""
+NO_TENANT: Final = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,27 @@ class WaitingRequest:
             time_to_first_token_ns=None,
             inter_token_ns=(),
         )
+
+
+def in_turn(
+    waiting: Iterable[WaitingRequest], running: Iterable[RunningSequence], *, places: int
+) -> list[WaitingRequest]:
+    """Those that may start now, in the order in which they may: suspended ones, then of the tenant that has the fewest
+    running, then by submission.
+
+    Args:
+        waiting: in the order of submission, suspended ones before others.
+        running: beside which they start.
+        places: sequences that may run. One tenant leaves a quarter of them to others, who do not wait for its answers.
+    """
+    counts = Counter(sequence.request.tenant for sequence in running)
+    most = places - places // TENANT_PLACES_LEFT
+
+    def has_place(each: WaitingRequest) -> bool:
+        tenant = each.request.tenant
+        return each.suspended is not None or tenant == NO_TENANT or counts[tenant] < most
+
+    return sorted(filter(has_place, waiting), key=lambda each: (each.suspended is None, counts[each.request.tenant]))
 
 
 def need_of(

@@ -67,8 +67,7 @@ def tiered_rig(
     """A rig whose stores are closed at the end; the pool first, as a node does.
 
     Args:
-        folder: of the cold store; None: there is none.
-        units: room of the cold store, in units of 16 blocks.
+        folder, units: of the cold store, with room for so many times 16 blocks; None: there is none.
         device_blocks, host_blocks: caps of the tiers in memory.
         io: makes the cold store's I/O engine; the shipped one where None.
         model: the tiny decoder of seed 0 where None.

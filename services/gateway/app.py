@@ -174,8 +174,8 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def report(request: Request, error: Exception) -> Response:
-        del error  # The server logs it.
         request_id = call_of(request.scope).request_id
+        log_event(_log, "request_broken", {spans.REQUEST_ID: request_id}, error=error, level=logging.ERROR)
         return plain_response(500, f"a mistake of ours ended request {request_id}: the gateway's log says where")
 
 

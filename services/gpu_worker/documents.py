@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from h3kv.telemetry.event_log import log_event
 from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry, Erasure
 from services.gpu_worker.documents_files import DocumentFiles
 from services.gpu_worker.documents_prompts import OpenPrompts
-from services.gpu_worker.documents_reach import FOLLOWS_MAX, DocumentReach
+from services.gpu_worker.documents_reach import DocumentReach, placed
 from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, Owner, State
 from services.gpu_worker.documents_room import check_pins, check_quota, check_text
 from services.gpu_worker.documents_sizes import DocumentSizes
@@ -234,26 +234,32 @@ class Documents:
             entry.record, entry.done_tokens = replace(entry.record, state=State.READING), 0
 
     def texts(self, tenant: str, ids: Sequence[str]) -> list[str]:
-        """See `chats.DocumentTexts.texts`. Remembers which documents stood before which.
+        """See `chats.DocumentTexts.texts`."""
+        with self._reading(tenant, ids) as entries:
+            self._sizes.check_together([entry.record.tokens for entry in entries])
+            return [self._files.text(entry.record.id) for entry in entries]
 
-        Raises:
-            ContextLengthError: no prompt with all of them fits the context.
-        """
+    def note_prompt(self, tenant: str, ids: Sequence[str], prompt: Sequence[int]) -> None:
+        """See `chats.DocumentTexts.note_prompt`. Remembers which documents stood before which."""
+        with self._reading(tenant, ids) as entries:
+            is_begun = self.reaches.is_begun_by(prompt, entries)
         with self._lock:
             entries = [self.get(tenant, document) for document in ids]
-            self._sizes.check_together([entry.record.tokens for entry in entries])
-            for at, entry in enumerate(entries[1:], start=1):
-                before, known = tuple(ids[:at]), entry.record.follows
-                if before not in known and len(known) <= FOLLOWS_MAX:
-                    entry.record = replace(entry.record, follows=(*known, before))
+            for at, entry in enumerate(entries):
+                entry.record = placed(entry.record, tuple(ids[:at]), is_elsewhere=not is_begun)
         # Before anything is computed, also by another chat that found it remembered already.
-        for entry in entries[1:]:
-            if entry.record.follows != entry.kept.follows:
+        for entry in entries:
+            if entry.record.places != entry.kept.places:
                 self._try_to_keep(entry)
+
+    @contextlib.contextmanager
+    def _reading(self, tenant: str, ids: Sequence[str]) -> Iterator[list[Entry]]:
+        """Documents whose texts are read: one that is deleted meanwhile has none any more, and is not found."""
+        with self._lock:
+            entries = [self.get(tenant, document) for document in ids]
         try:
-            return [self._files.text(entry.record.id) for entry in entries]
+            yield entries
         except StoreError:
-            # One that was deleted meanwhile has no text any more.
             for document in ids:
                 self.get(tenant, document)
             raise
@@ -350,7 +356,7 @@ class Documents:
         with self._lock:
             if not self.has(entry):
                 raise DocumentNotFoundError(f"document {record.id} was deleted meanwhile", document=record.id)
-            if entry.record.follows != record.follows:
+            if entry.record.places != record.places:
                 return None
             order = list(self._entries)
             del self._entries[record.id]

@@ -1,19 +1,22 @@
-"""Where the KV of documents lies: by their texts alone."""
+"""Where the KV of documents lies: by their texts alone, as far as the prompts of chats begin with them."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from h3kv.core.errors import StoreError
 from h3kv.core.hashing import block_keys, root_key
-from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.reach import Reach, join
 from h3kv.core.types import BlockKey
 from h3kv.models.document_prompt import prefix_tokens
 from services.gpu_worker.documents_entry import DocumentModel, Entry
 from services.gpu_worker.documents_files import DocumentFiles
+from services.gpu_worker.documents_record import DocumentRecord
 
 FOLLOWS_MAX: Final = 64
 """Lists of documents before one that are remembered. With more, all KV of its tenant goes with it, but that of other
@@ -22,6 +25,16 @@ documents alone."""
 REACH_TOKENS_MAX: Final = 1 << 18
 """Of all these lists and the document behind each: with more, cutting them into tokens would take seconds, and the same
 goes."""
+
+LISTS_MAX: Final = 64
+"""Documents that stand together in chats, whose keys are remembered: otherwise each chat would cut them again."""
+
+
+def placed(record: DocumentRecord, before: tuple[str, ...], *, is_elsewhere: bool) -> DocumentRecord:
+    """What is known of a document once a chat has it behind these others, or where nobody looks for it."""
+    if before and before not in record.follows and len(record.follows) <= FOLLOWS_MAX:
+        record = replace(record, follows=(*record.follows, before))
+    return replace(record, is_elsewhere=True) if is_elsewhere else record
 
 
 class DocumentReach:
@@ -37,6 +50,8 @@ class DocumentReach:
         self._model = model
         self._files = files
         self._tokens_of = tokens_of
+        self._lock = threading.Lock()
+        self._together: OrderedDict[tuple[str, ...], tuple[BlockKey, ...]] = OrderedDict()
 
     def prompt(self, entry: Entry) -> tuple[int, ...]:
         """The tokens of a document's prefix. Raises StoreError: its text cannot be read."""
@@ -60,7 +75,7 @@ class DocumentReach:
         everywhere = self.of_tenant(record.salt, entry.keys or ())
         known = [ids for ids in record.follows if self._tokens(ids) is not None]
         tokens = sum((self._tokens(ids) or 0) + record.tokens for ids in known)
-        if len(record.follows) > FOLLOWS_MAX or tokens > REACH_TOKENS_MAX:
+        if record.is_elsewhere or len(record.follows) > FOLLOWS_MAX or tokens > REACH_TOKENS_MAX:
             return everywhere
         try:
             keys = self.keys(entry)
@@ -70,6 +85,24 @@ class DocumentReach:
             # Its text cannot be read any more.
             return everywhere
         return join(reaches, ())
+
+    def is_begun_by(self, prompt: Sequence[int], entries: Sequence[Entry]) -> bool:
+        """Whether a chat's prompt begins with its documents: only then its KV of them is where `of` has it.
+
+        Templates may put tools before them, or what the system says into the last message.
+
+        Args:
+            prompt: token numbers.
+            entries: of one tenant, in order.
+
+        Raises:
+            StoreError: a text cannot be read.
+        """
+        salt, begins = entries[0].record.salt, [self.keys(entries[0])]
+        if len(entries) > 1:
+            begins.append(self._keys_together(tuple(entry.record.id for entry in entries), salt))
+        found = tuple(self._keys(prompt, salt))
+        return all(found[: len(keys)] == keys for keys in begins)
 
     def spared(self, entries: Iterable[Entry], salt: bytes) -> list[BlockKey]:
         """Blocks of a tenant's documents among these."""
@@ -89,16 +122,28 @@ class DocumentReach:
     def _behind(self, entry: Entry, ids: Sequence[str]) -> Reach | None:
         """Where its KV is in chats that have others before it; None as `_tokens`."""
         salt = entry.record.salt
-        own = self._files.text(entry.record.id)
         try:
-            texts = [self._files.text(document) for document in ids]
+            start = len(self._keys_together(tuple(ids), salt))
         except StoreError:
             if self._tokens(ids) is None:
                 return None
             raise
-        start = len(prefix_tokens(self._model.tokenizer, texts)) // BLOCK_TOKENS
-        keys = self._keys(prefix_tokens(self._model.tokenizer, [*texts, own]), salt)
+        keys = self._keys_together((*ids, entry.record.id), salt)
         return Reach(frozenset(keys[start:]), frozenset(keys[-1:]) or self.of_tenant(salt).ends)
+
+    def _keys_together(self, ids: tuple[str, ...], salt: bytes) -> tuple[BlockKey, ...]:
+        """Keys of the whole blocks with which chats about several documents begin."""
+        with self._lock:
+            if (found := self._together.get(ids)) is not None:
+                self._together.move_to_end(ids)
+                return found
+        texts = [self._files.text(document) for document in ids]
+        keys = tuple(self._keys(prefix_tokens(self._model.tokenizer, texts), salt))
+        with self._lock:
+            self._together[ids] = keys
+            while len(self._together) > LISTS_MAX:
+                self._together.popitem(last=False)
+        return keys
 
     def _keys(self, prompt: Sequence[int], salt: bytes) -> list[BlockKey]:
         return block_keys(prompt, fingerprint=self._model.fingerprint, tenant=salt)

@@ -55,6 +55,13 @@ class DocumentRecord:
     failure: str = ""
     follows: tuple[tuple[str, ...], ...] = ()
     """Documents that stood before it in a chat, each list once: its KV lies there too, under other keys."""
+    is_elsewhere: bool = False
+    """Whether a chat's prompt did not begin with its documents: its KV may be anywhere that its tenant has some."""
+
+    @property
+    def places(self) -> tuple[object, ...]:
+        """All that tells where its KV may lie."""
+        return self.follows, self.is_elsewhere
 
     def pack(self) -> bytes:
         """The record as it is kept."""
@@ -93,6 +100,7 @@ _DOCUMENT_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "state": (str,),
     "failure": (str,),
     "follows": (list,),
+    "is_elsewhere": (bool,),
 }
 _ERASURE_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "id": (str,),

@@ -112,10 +112,17 @@ class PromptReader:
             case "chat", _:
                 if self.tokenizer.chat_template is None:
                     raise RequestError("messages: this model has no chat template; give it a plain prompt")
-                chat = read_chat(message.chat, tenant=message.tenant.name, documents=self._documents)
-                return self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
+                return self._read_chat(message)
             case _:
                 raise RequestError("prompt: none was given; give a text, a chat, or tokens")
+
+    def _read_chat(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
+        tenant, ids = message.tenant.name, list(message.chat.document_ids)
+        chat = read_chat(message.chat, tenant=tenant, documents=self._documents)
+        prompt = self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
+        if ids and self._documents is not None and isinstance(message, pb.GenerateRequest):
+            self._documents.note_prompt(tenant, ids, prompt)
+        return prompt
 
     def _sampling(self, message: pb.Sampling) -> SamplingParameters:
         given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}

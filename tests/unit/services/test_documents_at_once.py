@@ -43,7 +43,7 @@ def test_chat_that_names_a_document_behind_another_while_it_is_deleted_leaves_no
         if chats:
             chats.pop()
             with world.documents.prompts.opening():
-                world.documents.texts("mine", [other.record.id, entry.record.id])
+                world.note(other, entry)
                 world.cached(OTHER, TEXT)
         return reach
 
@@ -86,8 +86,8 @@ def test_nobody_waits_for_the_disk_on_which_another_document_is_kept() -> None:
         files.before = lambda: threads.submit(world.documents.of_tenant, "mine").result(WAIT_S) and None
         entry, other = world.ready(), world.ready(OTHER)
         before = files.writes
-        world.documents.texts("mine", [other.record.id, entry.record.id])
-        world.documents.texts("mine", [other.record.id, entry.record.id])
+        world.note(other, entry)
+        world.note(other, entry)
         assert files.writes == before + 1
         world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None)
         assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
@@ -142,7 +142,7 @@ def test_document_that_stood_behind_much_text_takes_all_of_its_tenant_with_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry, other = world.ready(), world.ready(OTHER)
-    world.documents.texts("mine", [other.record.id, entry.record.id])
+    world.note(other, entry)
     monkeypatch.setattr(documents_reach, "REACH_TOKENS_MAX", 100)
     erasure = world.documents.delete("mine", entry.record.id)
     assert erasure.record.ends == (root_key(FINGERPRINT, MINE.salt),)

@@ -72,7 +72,7 @@ def test_documents_are_listed_oldest_first_for_their_tenant_alone(world: World) 
 
 def test_deleted_document_is_erased_and_its_chats_with_it(world: World) -> None:
     entry, other = world.ready(), world.ready(OTHER)
-    world.documents.texts("mine", [other.record.id, entry.record.id])
+    world.note(other, entry)
     world.cached(OTHER, TEXT)
     both = len(prefix_tokens(BYTES, [OTHER, TEXT]))
     assert world.cached(OTHER, TEXT) >= both // 64 * 64
@@ -214,7 +214,7 @@ def test_documents_are_found_or_read_again_after_a_restart(tmp_path: Path) -> No
     before = World(FolderFiles(tmp_path))
     entry = before.ready(name="hats", is_pinned=True)
     gone = before.ready(OTHER)
-    before.documents.texts("mine", [gone.record.id, entry.record.id])
+    before.note(gone, entry)
     with before.documents.prompts.opening():
         assert not before.keeper.erase(before.documents.delete("mine", gone.record.id), timeout_ns=0)
     before.close()
@@ -234,7 +234,7 @@ def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with
     entry, other, short = world.ready(), world.ready(OTHER), world.ready("x")
     world.cached("Something else entirely. " * 10)
     for number in range(FOLLOWS_MAX + 2):
-        world.documents.texts("mine", [short.record.id] * (number + 1) + [entry.record.id])
+        world.note(*[short] * (number + 1), entry)
     assert len(entry.record.follows) == FOLLOWS_MAX + 1
     assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
     assert world.cached("Something else entirely. " * 10) == 0
@@ -265,7 +265,7 @@ def test_full_disk_refuses_what_must_be_kept_and_chats_go_on() -> None:
     world = World(files := FullFiles())
     entry, other, over = world.ready(), world.ready(OTHER), world.ready("Short. " * 30, ttl_s=5)
     files.is_full = True
-    assert world.documents.texts("mine", [other.record.id, entry.record.id]) == [OTHER, TEXT]
+    world.note(other, entry)
     assert entry.record.follows == ((other.record.id,),)
     with pytest.raises(StoreError):
         world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -59,32 +58,35 @@ class DocumentReach:
             entry.prompt = tuple(prefix_tokens(self._model.tokenizer, [self._files.text(entry.record.id)]))
         return entry.prompt
 
-    def keys(self, entry: Entry) -> tuple[BlockKey, ...]:
-        """Keys of the prefix's whole blocks. Raises StoreError: its text cannot be read."""
-        if entry.keys is None:
-            entry.keys = tuple(self._keys(self.prompt(entry), entry.record.salt))
-        return entry.keys
+    def keys(self, prompt: Sequence[int], salt: bytes) -> tuple[BlockKey, ...]:
+        """Keys of a prompt's whole blocks."""
+        return tuple(block_keys(prompt, fingerprint=self._model.fingerprint, tenant=salt))
 
     def of_tenant(self, salt: bytes, own: Iterable[BlockKey] = ()) -> Reach:
         """All that a tenant has."""
         return Reach(frozenset(own), frozenset({root_key(self._model.fingerprint, salt)}))
 
+    def alone(self, record: DocumentRecord) -> Reach:
+        """Where a document's KV may be, but for where others are before it: there it continues theirs."""
+        everywhere = self.of_tenant(record.salt, record.keys)
+        if record.is_elsewhere:
+            return everywhere
+        return Reach(everywhere.own, frozenset(record.keys[-1:]) or everywhere.ends)
+
     def of(self, entry: Entry) -> Reach:
         """Where a document's KV may be, alone and behind others: all that is its tenant's where that is not known."""
         record = entry.record
-        everywhere = self.of_tenant(record.salt, entry.keys or ())
+        everywhere = self.of_tenant(record.salt, record.keys)
         known = [ids for ids in record.follows if self._tokens(ids) is not None]
         tokens = sum((self._tokens(ids) or 0) + record.tokens for ids in known)
         if record.is_elsewhere or len(record.follows) > FOLLOWS_MAX or tokens > REACH_TOKENS_MAX:
             return everywhere
         try:
-            keys = self.keys(entry)
-            reaches = [Reach(frozenset(keys), frozenset(keys[-1:]) or everywhere.ends)]
-            reaches += [reach for ids in known if (reach := self._behind(entry, ids)) is not None]
+            reaches = [reach for ids in known if (reach := self._behind(entry, ids)) is not None]
         except StoreError:
             # Its text cannot be read any more.
             return everywhere
-        return join(reaches, ())
+        return join([self.alone(record), *reaches], ())
 
     def is_begun_by(self, prompt: Sequence[int], entries: Sequence[Entry]) -> bool:
         """Whether a chat's prompt begins with its documents: only then its KV of them is where `of` has it.
@@ -98,21 +100,15 @@ class DocumentReach:
         Raises:
             StoreError: a text cannot be read.
         """
-        salt, begins = entries[0].record.salt, [self.keys(entries[0])]
+        salt, begins = entries[0].record.salt, [entries[0].record.keys]
         if len(entries) > 1:
             begins.append(self._keys_together(tuple(entry.record.id for entry in entries), salt))
-        found = tuple(self._keys(prompt, salt))
+        found = self.keys(prompt, salt)
         return all(found[: len(keys)] == keys for keys in begins)
 
     def spared(self, entries: Iterable[Entry], salt: bytes) -> list[BlockKey]:
         """Blocks of a tenant's documents among these."""
-        spared: list[BlockKey] = []
-        for entry in entries:
-            if entry.record.salt == salt:
-                # One whose text is damaged is read by nobody.
-                with contextlib.suppress(StoreError):
-                    spared += self.keys(entry)
-        return spared
+        return [key for entry in entries if entry.record.salt == salt for key in entry.record.keys]
 
     def _tokens(self, ids: Sequence[str]) -> int | None:
         """Of documents together; None where one is gone, and what lay behind it with it."""
@@ -138,12 +134,9 @@ class DocumentReach:
                 self._together.move_to_end(ids)
                 return found
         texts = [self._files.text(document) for document in ids]
-        keys = tuple(self._keys(prefix_tokens(self._model.tokenizer, texts), salt))
+        keys = self.keys(prefix_tokens(self._model.tokenizer, texts), salt)
         with self._lock:
             self._together[ids] = keys
             while len(self._together) > LISTS_MAX:
                 self._together.popitem(last=False)
         return keys
-
-    def _keys(self, prompt: Sequence[int], salt: bytes) -> list[BlockKey]:
-        return block_keys(prompt, fingerprint=self._model.fingerprint, tenant=salt)

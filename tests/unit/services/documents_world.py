@@ -65,15 +65,17 @@ class World:
             on_failure=lambda error: None,
             on_step=lambda _: None,
         )
+        self.kv = DocumentKv(self.rig.pool)
+        engine = DocumentEngine(self.loop, self.kv)
         self.documents = Documents(
             files or MemoryFiles(),
             DocumentModel(tokenizer, FINGERPRINT, 2048, LAYOUT.token_bytes),
             limits=limits or DocumentLimits(pinned_blocks_max=12),
             now_s=lambda: self.now_s,
             prompts=OpenPrompts(FINGERPRINT),
+            mark=engine.mark,
         )
-        self.kv = DocumentKv(self.rig.pool)
-        engine = DocumentEngine(self.loop, self.kv)
+        self.kv.mark(self.documents.marks())
         self.reader = DocumentReader(self.documents, engine)
         self.keeper = DocumentKeeper(self.documents, engine, self.telemetry, on_unread=self.reader.note)
         self.loop.start()

@@ -167,15 +167,15 @@ def test_document_is_read_when_the_memory_of_the_engine_is_back(world: World, mo
 def test_mistake_of_ours_fails_one_document_and_all_others_are_read(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = world.documents.reaches.keys
+    prompt = world.documents.reaches.prompt
 
     def fail_one(entry: Entry) -> Any:
         if entry.record.name == "bad":
             raise RuntimeError("never thought of")
-        return keys(entry)
+        return prompt(entry)
 
-    monkeypatch.setattr(world.documents.reaches, "keys", fail_one)
-    bad = world.create(name="bad")
+    monkeypatch.setattr(world.documents.reaches, "prompt", fail_one)
+    bad = world.create(name="bad", check=lambda _: None)
     world.ready(OTHER)
     assert (bad.record.state, "log" in bad.record.failure) == (State.FAILED, True)
     assert "document_failed" in caplog.text

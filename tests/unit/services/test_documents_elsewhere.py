@@ -63,7 +63,7 @@ def test_deleted_document_is_erased_where_a_prompt_does_not_begin_with_it(
         assert world.keeper.erase(world.documents.delete(MINE.name, entry.record.id), timeout_ns=WAIT_NS)
         *_, finished = world.loop.submit(world.request(prompt), trace=None)
         assert sum(finished.statistics.cached_tokens.values()) == 0
-        assert world.found(world.documents.reaches.keys(other)), "other documents stay"
+        assert world.found(other.record.keys), "other documents stay"
 
 
 def test_prompts_that_begin_with_their_documents_leave_all_else_alone() -> None:

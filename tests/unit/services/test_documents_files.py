@@ -31,6 +31,7 @@ RECORD = DocumentRecord(
     expires_s=None,
     is_pinned=True,
     tokens=100,
+    keys=(BlockKey(bytes(32)), BlockKey(bytes(range(32)))),
     follows=(("doc_0",), ("doc_0", "doc_2")),
 )
 ERASURE = ErasureRecord(
@@ -56,6 +57,7 @@ def test_records_are_unpacked_as_they_were_packed() -> None:
         {"more": 1},
         {"salt": "zz"},
         {"state": "asleep"},
+        {"keys": "00ff"},
         {"expires_s": 1.5},
     ],
 )

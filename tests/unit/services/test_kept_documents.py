@@ -76,13 +76,13 @@ def test_deleted_document_is_erased_and_its_chats_with_it(world: World) -> None:
     world.cached(OTHER, TEXT)
     both = len(prefix_tokens(BYTES, [OTHER, TEXT]))
     assert world.cached(OTHER, TEXT) >= both // 64 * 64
-    keys = world.documents.reaches.keys(entry)
+    keys = entry.record.keys
     erasure = world.documents.delete("mine", entry.record.id)
     assert world.keeper.erase(erasure, timeout_ns=WAIT_NS)
     assert world.documents.erasures() == []
     assert not world.found(keys[:1])
     assert world.cached(OTHER, TEXT) <= len(prefix_tokens(BYTES, [OTHER]))
-    assert world.found(world.documents.reaches.keys(other))
+    assert world.found(other.record.keys)
 
 
 def test_document_is_called_erased_only_when_no_prompt_may_have_it(world: World) -> None:
@@ -114,7 +114,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
     world.gate.clear()
     entry = world.create("One line after the other. " * 40)
     assert world.entered.wait(WAIT_S)
-    keys = world.documents.reaches.keys(entry)
+    keys = entry.record.keys
     erasure = world.documents.delete("mine", entry.record.id)
     world.gate.set()
     world.wait_for(lambda: world.keeper.advance(erasure))
@@ -125,7 +125,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
 def test_same_text_kept_twice_stays_for_the_other(world: World) -> None:
     first, second = world.ready(), world.ready()
     assert world.keeper.erase(world.documents.delete("mine", first.record.id), timeout_ns=WAIT_NS)
-    assert world.found(world.documents.reaches.keys(second))
+    assert world.found(second.record.keys)
 
 
 def test_time_to_live_ends_a_document(world: World) -> None:
@@ -238,7 +238,7 @@ def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with
     assert len(entry.record.follows) == FOLLOWS_MAX + 1
     assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
     assert world.cached("Something else entirely. " * 10) == 0
-    assert world.found(world.documents.reaches.keys(other)), "other documents stay"
+    assert world.found(other.record.keys), "other documents stay"
 
 
 class FullFiles(MemoryFiles):

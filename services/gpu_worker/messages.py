@@ -76,7 +76,7 @@ class PromptReader:
         """
         check_tenant(message.tenant)
         # What is cheap to refuse is refused before a long prompt is cut into tokens.
-        sampling = self._sampling(message.sampling)
+        sampling = self._sampling(message.sampling, message.tenant.salt)
         read = tuple(self.read_prompt(message)) if prompt is None else prompt
         if not message.sampling.HasField("max_new_tokens"):
             length = length_max or self.default_length(len(read), message.tenant)
@@ -124,22 +124,22 @@ class PromptReader:
             self._documents.note_prompt(tenant, ids, prompt)
         return prompt
 
-    def _sampling(self, message: pb.Sampling) -> SamplingParameters:
+    def _sampling(self, message: pb.Sampling, tenant: bytes) -> SamplingParameters:
         given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
         for name in ("stop", "stop_token_ids"):
             given[name] = tuple(given.get(name, ()))
         given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
-        given["grammar"] = self._grammar(message.grammar) if message.HasField("grammar") else None
+        given["grammar"] = self._grammar(message.grammar, tenant) if message.HasField("grammar") else None
         return SamplingParameters(**given)
 
-    def _grammar(self, message: pb.Grammar) -> CompiledGrammar:
+    def _grammar(self, message: pb.Grammar, tenant: bytes) -> CompiledGrammar:
         match message.WhichOneof("kind"):
             case "json_object" if message.json_object:
-                return self._grammars.compile(GrammarKind.JSON_OBJECT)
+                return self._grammars.compile(GrammarKind.JSON_OBJECT, tenant=tenant)
             case "json_schema":
-                return self._grammars.compile(GrammarKind.JSON_SCHEMA, message.json_schema)
+                return self._grammars.compile(GrammarKind.JSON_SCHEMA, message.json_schema, tenant=tenant)
             case "lark":
-                return self._grammars.compile(GrammarKind.LARK, message.lark)
+                return self._grammars.compile(GrammarKind.LARK, message.lark, tenant=tenant)
             case _:
                 raise RequestError("response_format: no kind was given; give json_object, json_schema or a grammar")
 

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models
 
-from h3kv.core.errors import PeerBusyError, RequestError
+from h3kv.core.errors import HostMemoryError, PeerBusyError, RequestError
 from h3kv.engine.grammar import Grammar, Matcher
 from h3kv.models import grammars
 from h3kv.models.gguf_file import GgufFile
@@ -176,6 +176,28 @@ def test_grammars_are_kept_by_their_text(compiler: GrammarCompiler) -> None:
     for number in range(GRAMMARS_MAX):
         compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}')
     assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is not kept
+
+
+def test_grammar_of_one_tenant_is_not_found_by_another(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, refused = '{"const": "of ann"}', '{"type": "string", "pattern": "(?=a)of ann"}'
+    kept = compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"ann")
+    with pytest.raises(RequestError, match="look-around"):
+        compiler.compile(GrammarKind.JSON_SCHEMA, refused, tenant=b"ann")
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"ann") is kept
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"bob") is not kept
+    # Trying it needs this.
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(HostMemoryError):
+        compiler.compile(GrammarKind.JSON_SCHEMA, refused, tenant=b"bob")
+
+
+def test_tenant_with_many_grammars_pushes_out_its_own(compiler: GrammarCompiler) -> None:
+    kept = compiler.compile(GrammarKind.JSON_OBJECT, tenant=b"ann")
+    for number in range(GRAMMARS_MAX + 4):
+        compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}', tenant=b"bob")
+    assert compiler.compile(GrammarKind.JSON_OBJECT, tenant=b"ann") is kept
 
 
 def test_what_was_refused_is_not_tried_again(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import subprocess
 import sys
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import llguidance
@@ -33,7 +35,7 @@ GRAMMARS_MAX: Final = 64
 """Compiled grammars that are kept: requests repeat few of them. As many refusals are kept, which cost as much."""
 
 WAITERS_MAX: Final = 8
-"""Requests that wait for their grammars to be compiled: more would only wait for longer."""
+"""Requests that wait for their grammars to be compiled: more would only wait longer. One tenant gets half of the places."""
 
 WAIT_S_MAX: Final = 10.0
 """How long each of them does."""
@@ -138,7 +140,7 @@ class GrammarCompiler:
         # Held while one is compiled, which takes one core at most: others compute answers.
         self._compiling = threading.Lock()
         self._keeping = threading.Lock()
-        self._waiters = threading.BoundedSemaphore(WAITERS_MAX)
+        self._waiting: Counter[bytes] = Counter()
         self._kept: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
         self._refused: OrderedDict[_Key, str] = OrderedDict()
 
@@ -171,9 +173,7 @@ class GrammarCompiler:
         found = self._find(key)
         if found is not None:
             return found
-        if not self._waiters.acquire(blocking=False):
-            raise _busy(f"{WAITERS_MAX} grammars wait to be compiled")
-        try:
+        with self._waiter(tenant):
             if not self._compiling.acquire(timeout=WAIT_S_MAX):
                 raise _busy(f"others were compiled for {WAIT_S_MAX:.0f} s before it")
             try:
@@ -181,8 +181,22 @@ class GrammarCompiler:
                 return self._find(key) or self._try(key, self._vocabulary)
             finally:
                 self._compiling.release()
+
+    @contextlib.contextmanager
+    def _waiter(self, tenant: bytes) -> Iterator[None]:
+        """A place among those who wait. Raises PeerBusyError where there is none."""
+        with self._keeping:
+            mine = self._waiting[tenant]
+            if self._waiting.total() >= WAITERS_MAX or (tenant and mine >= WAITERS_MAX // 2):
+                raise _busy(f"{mine} grammars of the tenant, and {self._waiting.total()} of all, wait to be compiled")
+            self._waiting[tenant] += 1
+        try:
+            yield
         finally:
-            self._waiters.release()
+            with self._keeping:
+                self._waiting[tenant] -= 1
+                if not self._waiting[tenant]:
+                    del self._waiting[tenant]
 
     def _find(self, key: _Key) -> CompiledGrammar | None:
         """One that was asked for lately. Raises RequestError where it was refused then."""

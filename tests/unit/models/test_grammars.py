@@ -219,13 +219,17 @@ def test_requests_that_wait_for_a_long_row_of_grammars_are_sent_away(monkeypatch
         with pytest.raises(PeerBusyError, match="repeat it later"):
             compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
         assert compiler.compile(GrammarKind.JSON_OBJECT) is kept
-    for _ in range(grammars.WAITERS_MAX):
-        compiler._waiters.acquire()
-    with pytest.raises(PeerBusyError, match="wait to be compiled"):
-        compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
-    for _ in range(grammars.WAITERS_MAX):
-        compiler._waiters.release()
-    compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    with contextlib.ExitStack() as waiting:
+        for _ in range(grammars.WAITERS_MAX // 2):
+            waiting.enter_context(compiler._waiter(b"ann"))
+        with pytest.raises(PeerBusyError, match="4 grammars of the tenant"):
+            compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"ann")
+        compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"bob")
+        for _ in range(grammars.WAITERS_MAX // 2):
+            waiting.enter_context(compiler._waiter(b""))
+        with pytest.raises(PeerBusyError, match="wait to be compiled"):
+            compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"ann")
 
 
 def test_compiling_in_many_threads_gives_what_one_gives(compiler: GrammarCompiler) -> None:

@@ -13,6 +13,7 @@ from h3kv.engine.events import Event, Finished, PrefillProgress, RequestStatisti
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.stopping import FinishReason
 from h3kv.models.grammars import CompiledGrammar, GrammarCompiler, GrammarKind
+from h3kv.models.least_tokens import LeastTokens
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.rpc.convert import tier_message
 from services.gpu_worker.chats import DocumentTexts, read_chat
@@ -23,6 +24,8 @@ QUOTA_LENGTH: Final = 4096
 """Longest answer of a tenant with a quota, where its request names none."""
 PROMPTS_MAX: Final = 64
 ANSWERS_MAX: Final = 16
+LONG_BYTES: Final = 512 << 10
+"""A prompt that takes a while to be cut into tokens."""
 TENANT_BYTES_MAX: Final = 64
 """Of a tenant's name, and of its salt."""
 
@@ -59,6 +62,7 @@ class PromptReader:
         self._room_tokens = room_tokens
         self._documents = documents
         self._grammars = GrammarCompiler(tokenizer)
+        self._least = LeastTokens(tokenizer)
 
     def read_request(
         self, message: pb.GenerateRequest, *, prompt: tuple[int, ...] | None = None, length_max: int | None = None
@@ -93,6 +97,11 @@ class PromptReader:
         if per_minute is not None:
             length = min(length, QUOTA_LENGTH, (per_minute - prompt_tokens) // answers)
         return max(length, 1)
+
+    def least_tokens(self, message: pb.GenerateRequest) -> int:
+        """Tokens that a long prompt has at least, its documents left out; 0 for one that is cut at once."""
+        texts = [message.text, *(said.content for said in message.chat.messages)]
+        return sum(map(self._least.of, texts)) if sum(map(len, texts)) >= LONG_BYTES else 0
 
     def read_prompt(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
         """Token numbers of a prompt.

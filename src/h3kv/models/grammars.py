@@ -35,7 +35,7 @@ GRAMMARS_MAX: Final = 64
 """Compiled grammars that are kept: requests repeat few of them. As many refusals are kept, which cost as much."""
 
 WAITERS_MAX: Final = 8
-"""Requests that wait for their grammars to be compiled: more would only wait longer. One tenant gets half of the places."""
+"""Requests that wait for their grammars to be compiled: more would only wait longer. One tenant gets half of them."""
 
 WAIT_S_MAX: Final = 10.0
 """How long each of them does."""

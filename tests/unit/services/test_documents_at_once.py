@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.services.documents_world import BYTES, MINE, OTHER, TEXT, WAIT_NS, WAIT_S, World
 
 from h3kv.core.errors import ContextLengthError, DocumentNotFoundError, PeerUnavailableError, QuotaError
 from h3kv.core.hashing import root_key
 from h3kv.core.reach import Reach
 from h3kv.models.document_prompt import prefix_tokens
-from h3kv.testing.engines import FINGERPRINT, LAYOUT
+from h3kv.testing.engines import FINGERPRINT
 from services.gpu_worker import documents_keeper, documents_reach
-from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry
+from services.gpu_worker.documents_entry import DocumentLimits, Entry
 from services.gpu_worker.documents_files import FolderFiles, MemoryFiles
 from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, State
 from services.gpu_worker.documents_sizes import DocumentSizes
@@ -121,12 +119,6 @@ def test_text_is_cut_into_tokens_only_where_it_may_fit(monkeypatch: pytest.Monke
     with pytest.raises(ContextLengthError):
         world.create("x" * 100_000)
     world.close()
-
-
-@given(st.text(max_size=200))
-def test_text_takes_no_fewer_tokens_than_its_bytes_say(text: str) -> None:
-    sizes = DocumentSizes(DocumentModel(BYTES, FINGERPRINT, 2048, LAYOUT.token_bytes))
-    assert sizes.least_tokens(text) <= len(BYTES.encode(text))
 
 
 def test_chat_about_more_documents_than_a_context_holds_is_refused_and_leaves_no_trace(world: World) -> None:

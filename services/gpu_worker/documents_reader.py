@@ -69,7 +69,8 @@ class DocumentReader:
 
     def _request(self, entry: Entry) -> Request:
         sampling = SamplingParameters(max_new_tokens=1)
-        return Request(prompt=self._documents.reaches.prompt(entry), sampling=sampling, tenant=entry.record.salt)
+        prompt = self._documents.reaches.prompt(entry)
+        return Request(prompt=prompt, sampling=sampling, tenant=entry.record.salt, is_reading=True)
 
     def _run(self) -> None:
         while not self._is_ending.is_set():

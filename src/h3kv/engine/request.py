@@ -117,6 +117,8 @@ class Request:
     sampling: SamplingParameters = SamplingParameters()
     tenant: bytes = b""
     """Salt of the block keys: only requests with the same salt share KV."""
+    is_reading: bool = False
+    """Whether only its KV is wanted, by no client: it is none of the requests that are counted and timed."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.prompt, tuple), "prompt", self.prompt, "must be a tuple of token numbers")

@@ -44,6 +44,17 @@ def test_document_is_read_and_chats_find_it(world: World) -> None:
     assert world.cached(TEXT, owner=THEIRS) == 0
 
 
+def test_reading_a_document_is_no_request_of_a_client(world: World) -> None:
+    world.ready()
+    told = world.rig.telemetry
+    assert (told.value(names.REQUESTS, reason="length"), told.distribution(names.TTFT)) == (0, None)
+    assert told.value(names.PREFILL_TOKENS) > 0
+    world.cached(OTHER)
+    times = told.distribution(names.TTFT)
+    assert times is not None
+    assert (told.value(names.REQUESTS, reason="length"), times.count) == (1, 1)
+
+
 def test_one_document_is_read_at_a_time_with_progress_and_chats_go_on(world: World) -> None:
     world.gate.clear()
     first, second = world.create(check=lambda _: None), world.create(OTHER, check=lambda _: None)

@@ -141,12 +141,13 @@ def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -
         rig.engine.check_integrity()
 
 
-def test_one_call_erases_so_many_bytes_and_the_rest_is_erased_by_the_next_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound", ["ERASED_BYTES", "ERASED_SEGMENTS"])
+def test_one_call_erases_so_much_and_the_rest_is_erased_by_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     with tiered_rig(tmp_path) as rig:
         kv = DocumentKv(rig.pool)
-        monkeypatch.setattr(documents, "ERASED_BYTES", 1)
+        monkeypatch.setattr(documents, bound, 1)
         rig.answer(TEXT, max_new_tokens=1)
         segments = kv.find(keys_of(TEXT))
         assert segments is not None and len(segments) > 1

@@ -13,6 +13,8 @@ from h3kv.engine.segment import Phase, Segment
 
 ERASED_BYTES: Final = 16 << 20
 """What one call erases in memory, or one segment: it takes milliseconds, in which no token comes."""
+ERASED_SEGMENTS: Final = 256
+"""What one call gives up, wherever it lies: the same."""
 
 
 class DocumentKv:
@@ -122,9 +124,10 @@ class DocumentKv:
         """
         free = [each for each in self._withdrawn() if each.phase is Phase.SEALED and each.pins == 0]
         here = [segment for segment in free if self._table.find(segment.id) is segment]
-        left_bytes = ERASED_BYTES
-        while here and left_bytes > 0:
+        left_bytes, left_segments = ERASED_BYTES, ERASED_SEGMENTS
+        while here and left_bytes > 0 and left_segments > 0:
             segment = here.pop()
+            left_segments -= 1
             left_bytes -= segment.room_blocks * self._table.layout.block_bytes if segment.home_L else 0
             self._table.give_up(segment)
         self.is_behind = bool(here)

@@ -33,12 +33,14 @@ async def generate_choices(worker: Worker, asked: Asked, call: CallContext) -> A
         call: id and trace of the request.
 
     Raises:
+        PeerTimeoutError: all of them together took longer than a request may.
         H3Error: what the first choice that failed raised.
     """
+    deadline_ns = worker.deadline_ns()
     if asked.count == 1:
         request = asked.prompts[0]
         request.sampling.CopyFrom(asked.sampling)
-        async with contextlib.aclosing(worker.generate(request, call)) as events:
+        async with contextlib.aclosing(worker.generate(request, call, deadline_ns=deadline_ns)) as events:
             async for event in events:
                 yield 0, event
         return
@@ -46,8 +48,8 @@ async def generate_choices(worker: Worker, asked: Asked, call: CallContext) -> A
     together = pb.AdmitRequest(
         prompts=asked.prompts, answers=asked.choices, max_new_tokens=length, tenant=asked.prompts[0].tenant
     )
-    async with worker.admitted(together, call) as admission:
-        run = _Run(worker, call, asked, admission)
+    async with worker.admitted(together, call, deadline_ns=deadline_ns) as admission:
+        run = _Run(worker, call, asked, admission=admission, deadline_ns=deadline_ns)
         tasks = run.begin()
         try:
             left = len(tasks)
@@ -71,14 +73,18 @@ class _Run:
         call: id and trace of the request.
         asked: for all of them.
         admission: under which gpu_worker has their prompts.
+        deadline_ns: for all of them.
     """
 
-    def __init__(self, worker: Worker, call: CallContext, asked: Asked, admission: pb.AdmitResponse) -> None:
+    def __init__(
+        self, worker: Worker, call: CallContext, asked: Asked, *, admission: pb.AdmitResponse, deadline_ns: int
+    ) -> None:
         self.events: asyncio.Queue[tuple[int, pb.GenerateResponse | Exception]] = asyncio.Queue(EVENTS_HELD_MAX)
         self._worker = worker
         self._call = call
         self._asked = asked
         self._admission = admission
+        self._deadline_ns = deadline_ns
         self._room = asyncio.Semaphore(max(admission.answers_at_a_time, 1))
 
     def begin(self) -> list[asyncio.Task[None]]:
@@ -108,4 +114,4 @@ class _Run:
             sampling=self._asked.sampling_of(place),
             tenant=self._asked.prompts[prompt].tenant,
         )
-        return self._worker.generate(request, self._call)
+        return self._worker.generate(request, self._call, deadline_ns=self._deadline_ns)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from h3kv.core.errors import PeerBusyError, PeerCancelledError
+from h3kv.core.errors import PeerBusyError, PeerCancelledError, QuotaError
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.call_context import REQUEST_ID, CallContext, read_context
 from h3kv.telemetry import names, spans
@@ -23,6 +24,10 @@ CALL: Final = "h3.call"
 """Where the scope of a request holds its `CallContext`."""
 TENANT: Final = "h3.tenant"
 """Where it holds the name of who asks, once that is known."""
+METER: Final = "h3.meter"
+"""Where it holds the `RequestMeter`."""
+RETRY_AFTER_S: Final = 1
+"""Requests end all the time."""
 ID: Final = "{id}"
 """End of a route whose paths end with an id."""
 OTHER: Final = "other"
@@ -38,7 +43,7 @@ class RequestMeter:
         app: what answers.
         page: receives counts.
         routes: paths that are served; `/v1/models/{id}` stands for all that begin like it.
-        requests_max: at a time; further ones are refused.
+        requests_max: at a time; further ones are refused. A tenant that has a name gets at most half of them.
         free: paths that do not count among these: those who watch the node see it under load as well.
     """
 
@@ -57,6 +62,8 @@ class RequestMeter:
         self._requests_max = requests_max
         self._free = free
         self._in_flight = 0
+        self._tenant_max = max(requests_max // 2, 1)
+        self._of_tenants: Counter[str] = Counter()
         page.gauge(names.HTTP_IN_FLIGHT, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +72,7 @@ class RequestMeter:
             await self._app(scope, receive, send)
             return
         call = scope[CALL] = _named(scope)
+        scope[METER] = self
         status, began_ns, has_begun = GONE, time.monotonic_ns(), False
 
         async def send_named(message: Message) -> None:
@@ -88,7 +96,26 @@ class RequestMeter:
                 await error_response(ending)(scope, receive, send_named)
         finally:
             self._change(-counted)
+            self._end_of(scope.get(TENANT))
             self._report(scope, status, time.monotonic_ns() - began_ns)
+
+    def note_tenant(self, scope: Scope, tenant: str) -> None:
+        """It is known now whose a request is, until it has ended.
+
+        Raises:
+            QuotaError: the tenant has as many as it may.
+        """
+        scope[TENANT] = tenant
+        self._of_tenants[tenant] += 1
+        if tenant and self._of_tenants[tenant] > self._tenant_max:
+            message = f"{self._tenant_max} requests of the tenant are being answered: send it again later"
+            raise QuotaError(message, retry_after_s=RETRY_AFTER_S)
+
+    def _end_of(self, tenant: str | None) -> None:
+        if tenant is not None:
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
 
     def _change(self, by: int) -> None:
         self._in_flight += by
@@ -118,6 +145,13 @@ class RequestMeter:
         }
         level = logging.INFO if path.startswith("/v1/") else logging.DEBUG
         log_event(_log, "request_ended", ended, level=level)
+
+
+def note_tenant(scope: Scope, tenant: str) -> None:
+    """See `RequestMeter.note_tenant`."""
+    meter = scope[METER]
+    assert isinstance(meter, RequestMeter)
+    meter.note_tenant(scope, tenant)
 
 
 def call_of(scope: Scope) -> CallContext:

@@ -16,7 +16,7 @@ from services.gateway.answers import Answerer
 from services.gateway.chat import ChatBody
 from services.gateway.documents import DocumentHandler
 from services.gateway.health import Health
-from services.gateway.metrics import TENANT, call_of
+from services.gateway.metrics import call_of, note_tenant
 from services.gateway.openai import CompletionBody
 from services.gateway.problems import error_response
 from services.gateway.requests import check_no_query
@@ -149,9 +149,15 @@ def _handlers(request: Request) -> Handlers:
 
 
 def _tenant(request: Request, *, has_query: bool = False) -> pb.Tenant:
-    """Who asks, noted for the log. Raises ApiKeyError, and FieldError for a query unless there may be one."""
+    """Who asks, noted for the log and for its share of requests.
+
+    Raises:
+        ApiKeyError: nobody knows.
+        QuotaError: the tenant has as many requests as it may.
+        FieldError: there is a query, and there may be none.
+    """
     tenant = _handlers(request).tenants.find(request.headers.get("authorization"))
-    request.scope[TENANT] = tenant.name
+    note_tenant(request.scope, tenant.name)
     if not has_query:
         check_no_query(request)
     return tenant

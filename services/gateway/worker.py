@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
@@ -16,19 +17,26 @@ from h3kv.rpc.call_context import CallContext
 TEXT_NS: Final = 60 * NS_PER_S
 """To make tokens of a text: the longest one takes a few seconds."""
 
+ADMITTED_NS: Final = NS_PER_S
+"""How long an admission outlasts its answers, so that each of them ends by its own deadline."""
+
 
 class Worker:
     """Calls over one channel.
 
     Args:
         channel: closed by its owner.
-        answer_ns: how long one answer may take.
+        answer_ns: how long one request may take, with all of its answers.
     """
 
     def __init__(self, channel: AsyncPeerChannel, *, answer_ns: int) -> None:
         self._channel = channel
         self._answer_ns = answer_ns
         self._stub: Any = channel.stub(pb_grpc.GpuWorkerServiceStub)
+
+    def deadline_ns(self) -> int:
+        """When a request that comes now must be answered, by the monotonic clock."""
+        return time.monotonic_ns() + self._answer_ns
 
     async def model(self, context: CallContext) -> pb.GetModelResponse:
         """Which model is served now. Raises a PeerError where nobody answers."""
@@ -86,21 +94,28 @@ class Worker:
         return found.is_erased
 
     @contextlib.asynccontextmanager
-    async def admitted(self, request: pb.AdmitRequest, context: CallContext) -> AsyncIterator[pb.AdmitResponse]:
+    async def admitted(
+        self, request: pb.AdmitRequest, context: CallContext, *, deadline_ns: int
+    ) -> AsyncIterator[pb.AdmitResponse]:
         """Prompts and room for their answers, which gpu_worker holds until this is left. Raises H3Error."""
-        stream = self._channel.stream(self._stub.Admit, request, context=context, timeout_ns=self._answer_ns)
+        left_ns = deadline_ns - time.monotonic_ns() + ADMITTED_NS
+        stream = self._channel.stream(self._stub.Admit, request, context=context, timeout_ns=left_ns)
         try:
             yield await anext(stream)
         finally:
             await stream.aclose()
 
-    async def generate(self, request: pb.GenerateRequest, context: CallContext) -> AsyncGenerator[pb.GenerateResponse]:
+    async def generate(
+        self, request: pb.GenerateRequest, context: CallContext, *, deadline_ns: int
+    ) -> AsyncGenerator[pb.GenerateResponse]:
         """Events of one answer to the last, `finished`. Closing the generator cancels it.
 
         Raises:
+            PeerTimeoutError: the deadline came before.
             H3Error: as gpu_worker raised it, or because it went away; then the request may be sent again.
         """
-        stream = self._channel.stream(self._stub.Generate, request, context=context, timeout_ns=self._answer_ns)
+        left_ns = deadline_ns - time.monotonic_ns()
+        stream = self._channel.stream(self._stub.Generate, request, context=context, timeout_ns=left_ns)
         try:
             async for event in stream:
                 yield event

@@ -153,15 +153,19 @@ def _prompt_reader(settings: Settings, node: Node, documents: KeptDocuments) -> 
 def _start(server: RpcServer, served: Served, node: Node, *, stop: StopSignal, stack: contextlib.ExitStack) -> None:
     """Begin; the stack ends all of it the other way round, and checks what is left behind."""
 
+    def end_calls() -> None:
+        # One that cuts a long text into tokens, or compiles a grammar, has its share until it comes to its end.
+        if server.stop(grace_ns=CALLS_END_NS) and stop.failure is None:
+            served.shares.check_integrity()
+
     def check() -> None:
         if stop.failure is None:
             node.check_integrity()
             served.documents.check_integrity()
-            served.shares.check_integrity()
 
     server.add(pb_grpc.add_GpuWorkerServiceServicer_to_server, GpuWorkerServicer(served), pb.DESCRIPTOR)
     server.start()
-    stack.callback(server.stop, grace_ns=CALLS_END_NS)
+    stack.callback(end_calls)
     stack.callback(check)
     served.loop.start()
     stack.callback(served.loop.stop)

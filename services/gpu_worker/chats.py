@@ -38,6 +38,19 @@ class DocumentTexts(Protocol):
         """
         ...
 
+    def note_prompt(self, tenant: str, ids: Sequence[str], prompt: Sequence[int]) -> None:
+        """A chat about documents is about to be computed: deleting one of them reaches it from now on.
+
+        Args:
+            tenant: name of whose they are.
+            ids: as in `texts`.
+            prompt: token numbers of the chat.
+
+        Raises:
+            DocumentNotFoundError: one was deleted meanwhile.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ReadChat:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,8 +24,8 @@ from h3kv.telemetry.event_log import log_event
 from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry, Erasure
 from services.gpu_worker.documents_files import DocumentFiles
 from services.gpu_worker.documents_prompts import OpenPrompts
-from services.gpu_worker.documents_reach import FOLLOWS_MAX, DocumentReach
-from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, Owner, State
+from services.gpu_worker.documents_reach import DocumentReach, placed
+from services.gpu_worker.documents_record import DocumentRecord, Owner, State, erasure_of, taken_up
 from services.gpu_worker.documents_room import check_pins, check_quota, check_text
 from services.gpu_worker.documents_sizes import DocumentSizes
 
@@ -43,6 +43,7 @@ class Documents:
         limits: see there.
         now_s: seconds since 1970.
         prompts: that are being answered.
+        mark: has zeros over what documents reach wherever it leaves; waits for nothing.
     """
 
     def __init__(
@@ -53,22 +54,23 @@ class Documents:
         limits: DocumentLimits,
         now_s: Callable[[], int],
         prompts: OpenPrompts,
+        mark: Callable[[Mapping[str, Reach]], None],
     ) -> None:
         self.model = model
         self.prompts = prompts
         self._files = files
         self._limits = limits
         self._now_s = now_s
+        self._mark = mark
         self._lock = threading.RLock()
         self._read_last = ""
         kept = files.load()
-        # What was ready is looked for first: its KV may have gone since.
-        self._entries = {each.id: Entry(replace(each, state=_unread(each.state)), each) for each in kept.documents}
+        self._entries = {each.id: Entry(taken_up(each), each) for each in kept.documents}
         # Room that is promised to documents whose files are being written.
         self._coming: list[Entry] = []
         self._sizes = DocumentSizes(model)
         self.reaches = DocumentReach(model, files, self._tokens_of)
-        lost = [_left(each, self.reaches.of_tenant(each.salt)) for each in kept.unknown]
+        lost = [erasure_of(each, self.reaches.of_tenant(each.salt, each.keys)) for each in kept.unknown]
         for each in lost:
             # Where it cannot be kept, the next process comes to the same.
             with contextlib.suppress(StoreError):
@@ -124,7 +126,7 @@ class Documents:
         self._check_room(owner, record)
         prompt = self._sizes.prompt(text)
         self._sizes.check_context(len(prompt))
-        record = replace(record, tokens=len(prompt))
+        record = replace(record, tokens=len(prompt), keys=self.reaches.keys(prompt, owner.salt))
         entry = Entry(record, record, prompt)
         check(entry)
         self._check_room(owner, record)
@@ -151,6 +153,13 @@ class Documents:
         with self._lock:
             self._coming.remove(entry)
             self._entries[entry.record.id] = entry
+            self._mark({entry.record.id: self.reaches.alone(entry.record)})
+
+    def marks(self) -> dict[str, Reach]:
+        """What has to be marked before anything is computed: of documents, and of those that are being erased."""
+        with self._lock:
+            marks = {document: self.reaches.alone(entry.record) for document, entry in self._entries.items()}
+            return marks | {document: erasure.reach(()) for document, erasure in self._erasures.items()}
 
     def get(self, tenant: str, document: str) -> Entry:
         """A tenant's document. Raises DocumentNotFoundError, also for another tenant's."""
@@ -234,26 +243,34 @@ class Documents:
             entry.record, entry.done_tokens = replace(entry.record, state=State.READING), 0
 
     def texts(self, tenant: str, ids: Sequence[str]) -> list[str]:
-        """See `chats.DocumentTexts.texts`. Remembers which documents stood before which.
+        """See `chats.DocumentTexts.texts`."""
+        with self._reading(tenant, ids) as entries:
+            self._sizes.check_together([entry.record.tokens for entry in entries])
+            return [self._files.text(entry.record.id) for entry in entries]
 
-        Raises:
-            ContextLengthError: no prompt with all of them fits the context.
-        """
+    def note_prompt(self, tenant: str, ids: Sequence[str], prompt: Sequence[int]) -> None:
+        """See `chats.DocumentTexts.note_prompt`. Remembers which documents stood before which."""
+        with self._reading(tenant, ids) as entries:
+            is_begun = self.reaches.is_begun_by(prompt, entries)
         with self._lock:
             entries = [self.get(tenant, document) for document in ids]
-            self._sizes.check_together([entry.record.tokens for entry in entries])
-            for at, entry in enumerate(entries[1:], start=1):
-                before, known = tuple(ids[:at]), entry.record.follows
-                if before not in known and len(known) <= FOLLOWS_MAX:
-                    entry.record = replace(entry.record, follows=(*known, before))
+            for at, entry in enumerate(entries):
+                entry.record = placed(before := entry.record, tuple(ids[:at]), is_elsewhere=not is_begun)
+                if entry.record.is_elsewhere and not before.is_elsewhere:
+                    self._mark({entry.record.id: self.reaches.alone(entry.record)})
         # Before anything is computed, also by another chat that found it remembered already.
-        for entry in entries[1:]:
-            if entry.record.follows != entry.kept.follows:
+        for entry in entries:
+            if entry.record.places != entry.kept.places:
                 self._try_to_keep(entry)
+
+    @contextlib.contextmanager
+    def _reading(self, tenant: str, ids: Sequence[str]) -> Iterator[list[Entry]]:
+        """Documents whose texts are read: one that is deleted meanwhile has none any more, and is not found."""
+        with self._lock:
+            entries = [self.get(tenant, document) for document in ids]
         try:
-            return [self._files.text(entry.record.id) for entry in entries]
+            yield entries
         except StoreError:
-            # One that was deleted meanwhile has no text any more.
             for document in ids:
                 self.get(tenant, document)
             raise
@@ -322,7 +339,7 @@ class Documents:
     def _delete(self, entry: Entry) -> Erasure:
         while True:
             record, reach = entry.record, self.reaches.of(entry)
-            left = _left(record, reach)
+            left = erasure_of(record, reach)
             with entry.writing:
                 order = self._take_off(entry, record)
                 if order is None:
@@ -350,7 +367,7 @@ class Documents:
         with self._lock:
             if not self.has(entry):
                 raise DocumentNotFoundError(f"document {record.id} was deleted meanwhile", document=record.id)
-            if entry.record.follows != record.follows:
+            if entry.record.places != record.places:
                 return None
             order = list(self._entries)
             del self._entries[record.id]
@@ -380,12 +397,3 @@ class Documents:
         if record.is_pinned:
             others = [each.record for each in (*self._entries.values(), *self._coming) if each.record.id != record.id]
             check_pins(record, pinned=[each for each in others if each.is_pinned], limits=self._limits)
-
-
-def _left(record: DocumentRecord, reach: Reach) -> ErasureRecord:
-    own, ends = tuple(reach.own), tuple(reach.ends)
-    return ErasureRecord(id=record.id, tenant=record.tenant, salt=record.salt, own=own, ends=ends)
-
-
-def _unread(state: State) -> State:
-    return State.READING if state is State.READY else state

@@ -45,8 +45,6 @@ class Entry:
     """What its file says. Changed by whoever holds `writing`."""
     prompt: tuple[int, ...] | None = None
     """Its prefix, until it was read."""
-    keys: tuple[BlockKey, ...] | None = None
-    """Of the prefix's whole blocks, once someone asked."""
     done_tokens: int = 0
     stop: Callable[[], None] = lambda: None
     """Ends its reading, while it is being read."""

@@ -150,8 +150,12 @@ class FolderFiles:
         """See `DocumentFiles.add`."""
         with self._mapped("cannot write"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(record.id + TEXT, zlib.compress(text.encode(), level=1))
-            self._write(record.id + RECORD, record.pack())
+            try:
+                self._write(record.id + TEXT, zlib.compress(text.encode(), level=1))
+                self._write(record.id + RECORD, record.pack())
+            except OSError:
+                self._undo(record.id + TEXT)
+                raise
 
     def change(self, record: DocumentRecord) -> None:
         """See `DocumentFiles.change`."""
@@ -218,19 +222,31 @@ class FolderFiles:
     def _write(self, name: str, data: bytes) -> None:
         """Put a whole file in place of what is there, on the disk when this returns; OSError: what was there stays."""
         new = self._folder / f"{name}{NEW}"
-        new.unlink(missing_ok=True)
-        file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as written:
-            written.write(data)
-            written.flush()
-            os.fsync(file)
-        new.replace(self._folder / name)
+        self._destroy(new.name)
+        try:
+            file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with os.fdopen(file, "wb") as written:
+                written.write(data)
+                written.flush()
+                os.fsync(file)
+            new.replace(self._folder / name)
+        except OSError:
+            self._undo(new.name)
+            raise
         try:
             self._sync_folder()
         except OSError as error:
             # It stands from now on. Only where the system itself stops now, the disk may have what was before.
             named = {spans.ADDRESS: str(self._folder / name), spans.REASON: str(error)}
             log_event(_log, "document_folder_not_flushed", named, level=logging.ERROR)
+
+    def _undo(self, name: str) -> None:
+        """Destroy what was written in vain. What cannot be destroyed now is when the next process loads."""
+        try:
+            self._destroy(name)
+        except OSError as error:
+            named = {spans.ADDRESS: str(self._folder / name), spans.REASON: str(error)}
+            log_event(_log, "document_files_left", named, level=logging.WARNING)
 
     def _destroy(self, name: str) -> None:
         """Zeros over a file, and then it goes. Nothing where it is not there."""

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from h3kv.core.errors import H3Error, StoreError
 from h3kv.core.ports import Telemetry
-from h3kv.core.types import BlockKey
+from h3kv.core.reach import Reach
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.documents import DocumentKv
 from h3kv.node import Node
@@ -53,6 +53,10 @@ class DocumentEngine:
     def call(self, function: Callable[[DocumentKv, Node], ResultT]) -> ResultT:
         """What a function gives back that the engine's thread runs. Raises as `EngineLoop.call`."""
         return self.loop.call(lambda node: function(self.kv, node), timeout_ns=CALL_NS)
+
+    def mark(self, reaches: Mapping[str, Reach]) -> None:
+        """See `DocumentKv.mark`. Waits for nothing; it is done before any request that comes after it."""
+        self.loop.post(lambda _: self.kv.mark(reaches))
 
 
 class DocumentKeeper:
@@ -129,21 +133,24 @@ class DocumentKeeper:
             if erasure.is_begun and erasure.is_last == are_closed:
                 is_gone, self._is_behind = self._engine.call(lambda kv, _: (kv.go_on(), kv.is_behind))
             else:
-                is_gone, self._is_behind = self._look_for(erasure)
+                is_gone, self._is_behind = self._look_for(erasure, is_last=are_closed)
                 erasure.is_begun, erasure.is_last = True, are_closed
             if is_gone and are_closed:
                 self._documents.end_erasure(erasure)
                 log_event(_log, "document_erased", {spans.DOCUMENT: erasure.record.id})
         return is_gone and are_closed
 
-    def _look_for(self, erasure: Erasure) -> tuple[bool, bool]:
+    def _look_for(self, erasure: Erasure, *, is_last: bool) -> tuple[bool, bool]:
         document = erasure.record.id
         spared = self._documents.reaches.spared(self._documents.entries(), erasure.record.salt)
         reach = erasure.reach(spared)
 
         def erase(kv: DocumentKv, _: Node) -> tuple[bool, bool]:
             kv.let_go(document)
-            return kv.erase(reach), kv.is_behind
+            is_gone = kv.erase(reach)
+            if is_last:
+                kv.unmark(document)
+            return is_gone, kv.is_behind
 
         return self._engine.call(erase)
 
@@ -194,12 +201,8 @@ class DocumentKeeper:
             return [entry for entry in entries if entry.record.is_pinned and not entry.is_held]
 
         tried = self._next_tried(self._engine.call(look))
-        keys: dict[Entry, tuple[BlockKey, ...]] = {}
-        for entry in tried:
-            if not self._is_ending.is_set():
-                keys[entry] = self._documents.reaches.keys(entry)
-        if keys:
-            self._hold_more(keys)
+        if tried and not self._is_ending.is_set():
+            self._hold_more(tried)
 
     def _next_tried(self, entries: list[Entry]) -> list[Entry]:
         """A few of those that are not held, from where the look before ended."""
@@ -209,12 +212,13 @@ class DocumentKeeper:
         self._tried = tried[-1].record.id if tried else ""
         return tried
 
-    def _hold_more(self, keys: Mapping[Entry, tuple[BlockKey, ...]]) -> None:
+    def _hold_more(self, entries: list[Entry]) -> None:
         def hold(kv: DocumentKv, _: Node) -> list[Entry]:
             places = kv.places()
-            for entry in keys:
-                entry.is_held = kv.hold(entry.record.id, keys[entry], places=places)
-            return [entry for entry in keys if not entry.is_held and kv.find(keys[entry], places=places) is None]
+            for entry in entries:
+                entry.is_held = kv.hold(entry.record.id, entry.record.keys, places=places)
+            left = [entry for entry in entries if not entry.is_held]
+            return [entry for entry in left if kv.find(entry.record.keys, places=places) is None]
 
         lost = self._engine.call(hold)
         for entry in lost:

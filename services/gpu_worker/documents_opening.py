@@ -59,13 +59,16 @@ def open_documents(config: DocumentConfig, node: Node, loop: EngineLoop, telemet
     files = (
         MemoryFiles() if config.folder is None else FolderFiles(config.folder / model.fingerprint.hex()[:FOLDER_DIGITS])
     )
+    engine = DocumentEngine(loop, DocumentKv(node.pool))
     documents = Documents(
         files,
         model,
         limits=DocumentLimits(config.documents_max, config.text_bytes_max, pinned_blocks),
         now_s=utc_seconds,
         prompts=OpenPrompts(model.fingerprint),
+        mark=engine.mark,
     )
-    engine = DocumentEngine(loop, DocumentKv(node.pool))
+    # Before anything leaves a tier: nobody else touches the node yet.
+    engine.kv.mark(documents.marks())
     reader = DocumentReader(documents, engine)
     return KeptDocuments(documents, reader, DocumentKeeper(documents, engine, telemetry, on_unread=reader.note))

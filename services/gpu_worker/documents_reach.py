@@ -1,19 +1,21 @@
-"""Where the KV of documents lies: by their texts alone."""
+"""Where the KV of documents lies: by their texts alone, as far as the prompts of chats begin with them."""
 
 from __future__ import annotations
 
-import contextlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from h3kv.core.errors import StoreError
 from h3kv.core.hashing import block_keys, root_key
-from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.reach import Reach, join
 from h3kv.core.types import BlockKey
 from h3kv.models.document_prompt import prefix_tokens
 from services.gpu_worker.documents_entry import DocumentModel, Entry
 from services.gpu_worker.documents_files import DocumentFiles
+from services.gpu_worker.documents_record import DocumentRecord
 
 FOLLOWS_MAX: Final = 64
 """Lists of documents before one that are remembered. With more, all KV of its tenant goes with it, but that of other
@@ -22,6 +24,16 @@ documents alone."""
 REACH_TOKENS_MAX: Final = 1 << 18
 """Of all these lists and the document behind each: with more, cutting them into tokens would take seconds, and the same
 goes."""
+
+LISTS_MAX: Final = 64
+"""Documents that stand together in chats, whose keys are remembered: otherwise each chat would cut them again."""
+
+
+def placed(record: DocumentRecord, before: tuple[str, ...], *, is_elsewhere: bool) -> DocumentRecord:
+    """What is known of a document once a chat has it behind these others, or where nobody looks for it."""
+    if before and before not in record.follows and len(record.follows) <= FOLLOWS_MAX:
+        record = replace(record, follows=(*record.follows, before))
+    return replace(record, is_elsewhere=True) if is_elsewhere else record
 
 
 class DocumentReach:
@@ -37,6 +49,8 @@ class DocumentReach:
         self._model = model
         self._files = files
         self._tokens_of = tokens_of
+        self._lock = threading.Lock()
+        self._together: OrderedDict[tuple[str, ...], tuple[BlockKey, ...]] = OrderedDict()
 
     def prompt(self, entry: Entry) -> tuple[int, ...]:
         """The tokens of a document's prefix. Raises StoreError: its text cannot be read."""
@@ -44,42 +58,57 @@ class DocumentReach:
             entry.prompt = tuple(prefix_tokens(self._model.tokenizer, [self._files.text(entry.record.id)]))
         return entry.prompt
 
-    def keys(self, entry: Entry) -> tuple[BlockKey, ...]:
-        """Keys of the prefix's whole blocks. Raises StoreError: its text cannot be read."""
-        if entry.keys is None:
-            entry.keys = tuple(self._keys(self.prompt(entry), entry.record.salt))
-        return entry.keys
+    def keys(self, prompt: Sequence[int], salt: bytes) -> tuple[BlockKey, ...]:
+        """Keys of a prompt's whole blocks."""
+        return tuple(block_keys(prompt, fingerprint=self._model.fingerprint, tenant=salt))
 
     def of_tenant(self, salt: bytes, own: Iterable[BlockKey] = ()) -> Reach:
         """All that a tenant has."""
         return Reach(frozenset(own), frozenset({root_key(self._model.fingerprint, salt)}))
 
+    def alone(self, record: DocumentRecord) -> Reach:
+        """Where a document's KV may be, but for where others are before it: there it continues theirs."""
+        everywhere = self.of_tenant(record.salt, record.keys)
+        if record.is_elsewhere:
+            return everywhere
+        return Reach(everywhere.own, frozenset(record.keys[-1:]) or everywhere.ends)
+
     def of(self, entry: Entry) -> Reach:
         """Where a document's KV may be, alone and behind others: all that is its tenant's where that is not known."""
         record = entry.record
-        everywhere = self.of_tenant(record.salt, entry.keys or ())
+        everywhere = self.of_tenant(record.salt, record.keys)
         known = [ids for ids in record.follows if self._tokens(ids) is not None]
         tokens = sum((self._tokens(ids) or 0) + record.tokens for ids in known)
-        if len(record.follows) > FOLLOWS_MAX or tokens > REACH_TOKENS_MAX:
+        if record.is_elsewhere or len(record.follows) > FOLLOWS_MAX or tokens > REACH_TOKENS_MAX:
             return everywhere
         try:
-            keys = self.keys(entry)
-            reaches = [Reach(frozenset(keys), frozenset(keys[-1:]) or everywhere.ends)]
-            reaches += [reach for ids in known if (reach := self._behind(entry, ids)) is not None]
+            reaches = [reach for ids in known if (reach := self._behind(entry, ids)) is not None]
         except StoreError:
             # Its text cannot be read any more.
             return everywhere
-        return join(reaches, ())
+        return join([self.alone(record), *reaches], ())
+
+    def is_begun_by(self, prompt: Sequence[int], entries: Sequence[Entry]) -> bool:
+        """Whether a chat's prompt begins with its documents: only then its KV of them is where `of` has it.
+
+        Templates may put tools before them, or what the system says into the last message.
+
+        Args:
+            prompt: token numbers.
+            entries: of one tenant, in order.
+
+        Raises:
+            StoreError: a text cannot be read.
+        """
+        salt, begins = entries[0].record.salt, [entries[0].record.keys]
+        if len(entries) > 1:
+            begins.append(self._keys_together(tuple(entry.record.id for entry in entries), salt))
+        found = self.keys(prompt, salt)
+        return all(found[: len(keys)] == keys for keys in begins)
 
     def spared(self, entries: Iterable[Entry], salt: bytes) -> list[BlockKey]:
         """Blocks of a tenant's documents among these."""
-        spared: list[BlockKey] = []
-        for entry in entries:
-            if entry.record.salt == salt:
-                # One whose text is damaged is read by nobody.
-                with contextlib.suppress(StoreError):
-                    spared += self.keys(entry)
-        return spared
+        return [key for entry in entries if entry.record.salt == salt for key in entry.record.keys]
 
     def _tokens(self, ids: Sequence[str]) -> int | None:
         """Of documents together; None where one is gone, and what lay behind it with it."""
@@ -89,16 +118,25 @@ class DocumentReach:
     def _behind(self, entry: Entry, ids: Sequence[str]) -> Reach | None:
         """Where its KV is in chats that have others before it; None as `_tokens`."""
         salt = entry.record.salt
-        own = self._files.text(entry.record.id)
         try:
-            texts = [self._files.text(document) for document in ids]
+            start = len(self._keys_together(tuple(ids), salt))
         except StoreError:
             if self._tokens(ids) is None:
                 return None
             raise
-        start = len(prefix_tokens(self._model.tokenizer, texts)) // BLOCK_TOKENS
-        keys = self._keys(prefix_tokens(self._model.tokenizer, [*texts, own]), salt)
+        keys = self._keys_together((*ids, entry.record.id), salt)
         return Reach(frozenset(keys[start:]), frozenset(keys[-1:]) or self.of_tenant(salt).ends)
 
-    def _keys(self, prompt: Sequence[int], salt: bytes) -> list[BlockKey]:
-        return block_keys(prompt, fingerprint=self._model.fingerprint, tenant=salt)
+    def _keys_together(self, ids: tuple[str, ...], salt: bytes) -> tuple[BlockKey, ...]:
+        """Keys of the whole blocks with which chats about several documents begin."""
+        with self._lock:
+            if (found := self._together.get(ids)) is not None:
+                self._together.move_to_end(ids)
+                return found
+        texts = [self._files.text(document) for document in ids]
+        keys = self.keys(prefix_tokens(self._model.tokenizer, texts), salt)
+        with self._lock:
+            self._together[ids] = keys
+            while len(self._together) > LISTS_MAX:
+                self._together.popitem(last=False)
+        return keys

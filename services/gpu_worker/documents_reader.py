@@ -69,7 +69,8 @@ class DocumentReader:
 
     def _request(self, entry: Entry) -> Request:
         sampling = SamplingParameters(max_new_tokens=1)
-        return Request(prompt=self._documents.reaches.prompt(entry), sampling=sampling, tenant=entry.record.salt)
+        prompt = self._documents.reaches.prompt(entry)
+        return Request(prompt=prompt, sampling=sampling, tenant=entry.record.salt, is_reading=True)
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
@@ -97,13 +98,10 @@ class DocumentReader:
         with self._documents.prompts.opening() as note:
             if self._is_ending.is_set() or not self._documents.has(entry):
                 return
-            keys = self._documents.reaches.keys(entry)
-            if self._engine.call(lambda kv, _: kv.find(keys)) is None:
+            if self._engine.call(lambda kv, _: kv.find(entry.record.keys)) is None:
                 note(request := self._request(entry))
                 if not self._answer(entry, request):
                     return
-            reach = self._documents.reaches.of(entry)
-            self._engine.call(lambda kv, _: kv.mark(reach))
         self._documents.note_ready(entry)
         log_event(_log, "document_ready", {spans.DOCUMENT: entry.record.id, spans.TOKENS: entry.record.tokens})
 

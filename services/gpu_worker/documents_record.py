@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from h3kv.core.hashing import KEY_BYTES
+from h3kv.core.reach import Reach
 from h3kv.core.types import BlockKey
 
 VERSION: Final = 1
@@ -51,15 +53,25 @@ class DocumentRecord:
     is_pinned: bool
     tokens: int
     """Of the prefix that prompts which name it begin with."""
+    keys: tuple[BlockKey, ...] = ()
+    """Of the whole blocks of that prefix."""
     state: State = State.READING
     failure: str = ""
     follows: tuple[tuple[str, ...], ...] = ()
     """Documents that stood before it in a chat, each list once: its KV lies there too, under other keys."""
+    is_elsewhere: bool = False
+    """Whether a chat's prompt did not begin with its documents: its KV may be anywhere that its tenant has some."""
+
+    @property
+    def places(self) -> tuple[object, ...]:
+        """All that tells where its KV may lie."""
+        return self.follows, self.is_elsewhere
 
     def pack(self) -> bytes:
         """The record as it is kept."""
         fields = {name: getattr(self, name) for name in _DOCUMENT_TYPES}
-        fields |= {"version": VERSION, "salt": self.salt.hex(), "follows": [list(ids) for ids in self.follows]}
+        fields |= {"version": VERSION, "salt": self.salt.hex(), "keys": b"".join(self.keys).hex()}
+        fields["follows"] = [list(ids) for ids in self.follows]
         return json.dumps(fields, indent=1).encode()
 
 
@@ -90,9 +102,11 @@ _DOCUMENT_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "expires_s": (int, type(None)),
     "is_pinned": (bool,),
     "tokens": (int,),
+    "keys": (str,),
     "state": (str,),
     "failure": (str,),
     "follows": (list,),
+    "is_elsewhere": (bool,),
 }
 _ERASURE_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "id": (str,),
@@ -103,12 +117,26 @@ _ERASURE_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
+def taken_up(record: DocumentRecord) -> DocumentRecord:
+    """What an earlier process kept: where it was ready, its KV is looked for first, since it may have gone."""
+    return replace(record, state=State.READING) if record.state is State.READY else record
+
+
+def erasure_of(record: DocumentRecord, reach: Reach) -> ErasureRecord:
+    """What is left to be erased of a document that reaches so far."""
+    own, ends = tuple(reach.own), tuple(reach.ends)
+    return ErasureRecord(id=record.id, tenant=record.tenant, salt=record.salt, own=own, ends=ends)
+
+
 def unpack_document(data: bytes) -> DocumentRecord:
     """The record in a file. Raises ValueError for anything else."""
     fields = _fields(data, _DOCUMENT_TYPES)
     follows = tuple(tuple(str(each) for each in ids) for ids in fields["follows"] if isinstance(ids, list))
-    salt, state = bytes.fromhex(fields["salt"]), State(fields["state"])
-    return DocumentRecord(**fields | {"salt": salt, "state": state, "follows": follows})
+    salt, state, packed = bytes.fromhex(fields["salt"]), State(fields["state"]), bytes.fromhex(fields["keys"])
+    if len(packed) % KEY_BYTES:
+        raise ValueError("half a key")
+    keys = tuple(BlockKey(packed[at : at + KEY_BYTES]) for at in range(0, len(packed), KEY_BYTES))
+    return DocumentRecord(**fields | {"salt": salt, "state": state, "keys": keys, "follows": follows})
 
 
 def unpack_erasure(data: bytes) -> ErasureRecord:

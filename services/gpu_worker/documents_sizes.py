@@ -9,10 +9,8 @@ from typing import Final
 
 from h3kv.core.errors import ContextLengthError, PeerBusyError, RequestError
 from h3kv.models.document_prompt import prefix_tokens
+from h3kv.models.least_tokens import LeastTokens
 from services.gpu_worker.documents_entry import DocumentModel
-
-NORMALIZED_MAX: Final = 4
-"""Bytes that one becomes of at most where a tokenizer changes characters first."""
 
 TOKENIZING_S: Final = 10.0
 """How long an upload waits for those before it to be cut into tokens: one takes seconds at the most."""
@@ -23,6 +21,7 @@ class DocumentSizes:
 
     def __init__(self, model: DocumentModel) -> None:
         self._model = model
+        self._least = LeastTokens(model.tokenizer)
         # Others answer meanwhile: uploads take one core at most.
         self._tokenizing = threading.Lock()
 
@@ -35,14 +34,9 @@ class DocumentSizes:
         """
         if self._model.tokenizer.chat_template is None:
             raise RequestError("this model has no chat template, and so no documents; give the text in a prompt")
-        least = self.least_tokens(text)
+        least = self._least.of(text)
         self.check_context(least)
         return least
-
-    def least_tokens(self, text: str) -> int:
-        """Tokens that a text has at least. Cost: nothing compared to cutting it."""
-        size = len("".join(text.split()).encode())
-        return size // self._token_bytes_max if self._token_bytes_max else 0
 
     def prompt(self, text: str) -> tuple[int, ...]:
         """The tokens of a new document's prefix; one is cut at a time.
@@ -88,12 +82,3 @@ class DocumentSizes:
     def _frame_tokens(self) -> int:
         """What each document's tokens have beside its text. Those of a chat have it once, or parts of it."""
         return len(prefix_tokens(self._model.tokenizer, [""]))
-
-    @functools.cached_property
-    def _token_bytes_max(self) -> int:
-        """Bytes of a text that one token may stand for; 0: any number. Cost: reads the vocabulary once."""
-        tokenizer = self._model.tokenizer
-        if getattr(tokenizer.backend.model, "fuse_unk", True):
-            return 0
-        longest = max(len(tokenizer.token_bytes(token)) for token in tokenizer.backend.get_vocab().values())
-        return longest * (1 if tokenizer.backend.normalizer is None else NORMALIZED_MAX)

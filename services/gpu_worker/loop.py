@@ -72,7 +72,8 @@ class EngineLoop:
     Args:
         node: touched by this thread alone until `stop` has returned.
         tracer: where spans of steps go.
-        requests_max: requests that run or wait.
+        requests_max: of clients that run or wait, as `RequestShares` has it. There is room for as many again, which
+            were cancelled since the last step, and for a document that is read: what was admitted is not refused here.
         name: of this process, for messages.
         on_failure: called once by the thread when the node itself broke; nothing is served any more.
         on_step: called by the thread after every step, and now and then without one.
@@ -93,7 +94,7 @@ class EngineLoop:
     ) -> None:
         self._node = node
         self._tracer = tracer
-        self._requests_max = requests_max
+        self._open_max = 2 * requests_max + 1
         self._name = name
         self._on_failure = on_failure
         self._on_step = on_step
@@ -128,11 +129,9 @@ class EngineLoop:
         answer = Answer(Outbox(request.sampling.max_new_tokens), self._give_up)
         with self._changed:
             self._check_open()
-            if len(self._open) >= self._requests_max:
-                raise PeerBusyError(
-                    f"{self._requests_max} requests run or wait: repeat it later, or raise requests_max",
-                    peer=self._name,
-                )
+            if len(self._open) >= self._open_max:
+                message = f"{self._open_max} requests run, wait or end: repeat it later, or raise requests_max"
+                raise PeerBusyError(message, peer=self._name)
             opened = self._open[answer] = _Open(answer, StepSpans(self._tracer, trace))
             self._commands.append(lambda: self._begin(request, opened))
             self._changed.notify_all()

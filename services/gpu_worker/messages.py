@@ -13,6 +13,7 @@ from h3kv.engine.events import Event, Finished, PrefillProgress, RequestStatisti
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.stopping import FinishReason
 from h3kv.models.grammars import CompiledGrammar, GrammarCompiler, GrammarKind
+from h3kv.models.least_tokens import LeastTokens
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.rpc.convert import tier_message
 from services.gpu_worker.chats import DocumentTexts, read_chat
@@ -23,6 +24,8 @@ QUOTA_LENGTH: Final = 4096
 """Longest answer of a tenant with a quota, where its request names none."""
 PROMPTS_MAX: Final = 64
 ANSWERS_MAX: Final = 16
+LONG_BYTES: Final = 512 << 10
+"""A prompt that takes a while to be cut into tokens."""
 TENANT_BYTES_MAX: Final = 64
 """Of a tenant's name, and of its salt."""
 
@@ -59,6 +62,7 @@ class PromptReader:
         self._room_tokens = room_tokens
         self._documents = documents
         self._grammars = GrammarCompiler(tokenizer)
+        self._least = LeastTokens(tokenizer)
 
     def read_request(
         self, message: pb.GenerateRequest, *, prompt: tuple[int, ...] | None = None, length_max: int | None = None
@@ -76,7 +80,7 @@ class PromptReader:
         """
         check_tenant(message.tenant)
         # What is cheap to refuse is refused before a long prompt is cut into tokens.
-        sampling = self._sampling(message.sampling)
+        sampling = self._sampling(message.sampling, message.tenant.salt)
         read, may_be_cut = tuple(self.read_prompt(message)) if prompt is None else prompt, False
         if not message.sampling.HasField("max_new_tokens"):
             length = length_max or self.default_length(len(read), message.tenant)
@@ -93,6 +97,11 @@ class PromptReader:
         if per_minute is not None:
             length = min(length, QUOTA_LENGTH, (per_minute - prompt_tokens) // answers)
         return max(length, 1)
+
+    def least_tokens(self, message: pb.GenerateRequest) -> int:
+        """Tokens that a long prompt has at least, its documents left out; 0 for one that is cut at once."""
+        texts = [message.text, *(said.content for said in message.chat.messages)]
+        return sum(map(self._least.of, texts)) if sum(map(len, texts)) >= LONG_BYTES else 0
 
     def read_prompt(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
         """Token numbers of a prompt.
@@ -112,27 +121,34 @@ class PromptReader:
             case "chat", _:
                 if self.tokenizer.chat_template is None:
                     raise RequestError("messages: this model has no chat template; give it a plain prompt")
-                chat = read_chat(message.chat, tenant=message.tenant.name, documents=self._documents)
-                return self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
+                return self._read_chat(message)
             case _:
                 raise RequestError("prompt: none was given; give a text, a chat, or tokens")
 
-    def _sampling(self, message: pb.Sampling) -> SamplingParameters:
+    def _read_chat(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
+        tenant, ids = message.tenant.name, list(message.chat.document_ids)
+        chat = read_chat(message.chat, tenant=tenant, documents=self._documents)
+        prompt = self.tokenizer.encode(self.tokenizer.apply_chat(chat.messages, tools=chat.tools))
+        if ids and self._documents is not None and isinstance(message, pb.GenerateRequest):
+            self._documents.note_prompt(tenant, ids, prompt)
+        return prompt
+
+    def _sampling(self, message: pb.Sampling, tenant: bytes) -> SamplingParameters:
         given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
         for name in ("stop", "stop_token_ids"):
             given[name] = tuple(given.get(name, ()))
         given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
-        given["grammar"] = self._grammar(message.grammar) if message.HasField("grammar") else None
+        given["grammar"] = self._grammar(message.grammar, tenant) if message.HasField("grammar") else None
         return SamplingParameters(**given)
 
-    def _grammar(self, message: pb.Grammar) -> CompiledGrammar:
+    def _grammar(self, message: pb.Grammar, tenant: bytes) -> CompiledGrammar:
         match message.WhichOneof("kind"):
             case "json_object" if message.json_object:
-                return self._grammars.compile(GrammarKind.JSON_OBJECT)
+                return self._grammars.compile(GrammarKind.JSON_OBJECT, tenant=tenant)
             case "json_schema":
-                return self._grammars.compile(GrammarKind.JSON_SCHEMA, message.json_schema)
+                return self._grammars.compile(GrammarKind.JSON_SCHEMA, message.json_schema, tenant=tenant)
             case "lark":
-                return self._grammars.compile(GrammarKind.LARK, message.lark)
+                return self._grammars.compile(GrammarKind.LARK, message.lark, tenant=tenant)
             case _:
                 raise RequestError("response_format: no kind was given; give json_object, json_schema or a grammar")
 

@@ -53,6 +53,7 @@ class Admission:
         self._per_minute = per_minute
         self._prompt_tokens = prompt_tokens
         self._answer_tokens_max = answer_tokens_max
+        self._lock = threading.Lock()
 
     def settle(self, generated_tokens: int) -> None:
         """Give back what the answer did not need. Calling it again does nothing.
@@ -61,15 +62,21 @@ class Admission:
             generated_tokens: that came; a request that never ran has 0, and its prompt stays counted.
         """
         used = self._prompt_tokens + min(max(generated_tokens, 0), self._answer_tokens_max)
-        charge, self._charge = self._charge, None
+        charge = self._take()
         if charge is not None:
             self._quota.give_back(charge, charge.cost_us - cost_us(used, self._per_minute))
 
     def cancel(self) -> None:
         """Give all of it back, for a request that was refused before it began. Calling it again does nothing."""
-        charge, self._charge = self._charge, None
+        charge = self._take()
         if charge is not None:
             self._quota.give_back(charge, charge.cost_us)
+
+    def _take(self) -> Charge | None:
+        """The charge, once: answers end at the same time as others, and as what admitted them."""
+        with self._lock:
+            charge, self._charge = self._charge, None
+        return charge
 
 
 class TokenQuota:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -106,6 +106,7 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
         at_a_time = self._served.shares.answers_at_a_time(count)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._served.shares.taking(request.tenant.name, at_a_time))
+            self._check_quota(request.tenant, request.prompts)
             notes = [stack.enter_context(self._served.documents.prompts.opening()) for _ in request.prompts]
             prompts = [tuple(self._served.prompts.read_prompt(prompt)) for prompt in request.prompts]
             for note, prompt in zip(notes, prompts, strict=True):
@@ -219,6 +220,7 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
                 yield prompts.read_request(message, prompt=prompt, length_max=together.length), counted
             return
         with self._served.shares.taking(tenant.name):
+            self._check_quota(tenant, [message])
             asked = prompts.read_request(message)
             admission = self._served.quota.admit(
                 tenant.name,
@@ -234,6 +236,13 @@ class GpuWorkerServicer(pb_grpc.GpuWorkerServiceServicer):
                     admission.settle(counted.tokens)
                 else:
                     admission.cancel()
+
+    def _check_quota(self, tenant: pb.Tenant, prompts: Sequence[pb.GenerateRequest]) -> None:
+        """Refuse long prompts that their tenant has no tokens for, before they are cut. Raises QuotaError."""
+        least = sum(map(self._served.prompts.least_tokens, prompts))
+        if least:
+            per_minute = tokens_per_minute(tenant)
+            self._served.quota.admit(tenant.name, per_minute, prompt_tokens=least, answer_tokens_max=1).cancel()
 
     def _together(self, request: pb.AdmitRequest, prompts: list[tuple[int, ...]], count: int) -> Together:
         """Count several answers. Raises QuotaError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -153,6 +154,28 @@ def test_a_choice_that_fails_ends_the_others(front: Front) -> None:
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     for _ in range(2):
         assert front.worker.ended.acquire(timeout=WAIT_S)
+
+
+def test_all_choices_of_a_request_have_one_deadline(tmp_path: Path) -> None:
+    left_s: dict[int, float] = {}
+
+    def generate(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        if request.sampling.seed == 40:
+            wait_for(lambda: context.time_remaining() < 1.5, what="time to pass")
+            yield token("x")
+            yield finished(1)
+            return
+        left_s[request.sampling.seed] = context.time_remaining()
+        gone = threading.Event()
+        if context.add_callback(gone.set):
+            gone.wait()
+
+    with fronted(tmp_path, {"REQUEST_SECONDS": 2}) as front:
+        front.worker.answer(generate)
+        status, answer = post(front, CHAT, messages=USER, n=3, seed=40)
+        assert (status, answer["error"]["code"]) == (504, "peer_timeout")
+        assert sorted(left_s) == [41, 42]
+        assert max(left_s.values()) < 1.5
 
 
 def test_client_that_goes_ends_all_choices(front: Front) -> None:

@@ -122,7 +122,7 @@ def test_prompts_that_share_nothing_are_timed_with_tiers_and_without(
 ) -> None:
     settings = {"MODEL__DTYPE": "fp32", "DEVICE__KV_BYTES": "2048tokens", "RUNTIME__THREADS": "1"}
     sizes = serve_tiering.Sizes(2, 300, 2, 1, (), 2048)
-    tiered = Target("on", target.address, target.model, target.key, ignores_eos=target.ignores_eos)
+    tiered = Target("on", target.address, target.model, target.key, refused=target.refused)
     with untiered_server(model, settings, name="off") as untiered:
         serve_tiering.measure(results, [tiered, untiered], PROMPTS, sizes=sizes, progress=quiet)
     assert finite(results) == {f"serve.noreuse.{name}" for name in ("on_tokens_per_s", "off_tokens_per_s", "fraction")}

@@ -196,12 +196,13 @@ def test_segments_that_a_request_reads_are_erased_when_it_ends(tmp_path: Path) -
         rig.engine.check_integrity()
 
 
-def test_one_call_erases_so_many_bytes_and_the_rest_is_erased_by_the_next_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound", ["ERASED_BYTES", "ERASED_SEGMENTS"])
+def test_one_call_erases_so_much_and_the_rest_is_erased_by_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     with tiered_rig(tmp_path) as rig:
         kv = DocumentKv(rig.pool)
-        monkeypatch.setattr(documents, "ERASED_BYTES", 1)
+        monkeypatch.setattr(documents, bound, 1)
         rig.answer(TEXT, max_new_tokens=1)
         segments = kv.find(keys_of(TEXT))
         assert segments is not None and len(segments) > 1
@@ -275,7 +276,7 @@ def test_what_a_document_had_on_disk_goes_too_where_only_its_room_was_wanted(tmp
         segments = kv.find(keys_of(TEXT))
         assert segments is not None
         pieces = pieces_of(rig, segments)
-        kv.mark(reach_of(TEXT))
+        kv.mark({"a": reach_of(TEXT)})
         settle(rig)
         assert any(piece in (tmp_path / "store.h3").read_bytes() for piece in pieces)
         for number in range(10, 14):
@@ -315,7 +316,7 @@ def test_copies_wait_for_room_that_is_being_erased_and_nobody_waits_for_them(
 def test_document_that_is_computed_again_is_marked_again(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, host_blocks=160) as rig:
         kv = DocumentKv(rig.pool)
-        kv.mark(reach_of(TEXT))
+        kv.mark({"a": reach_of(TEXT)})
         rig.answer([*TEXT, *prompt_tokens(2, 200)], max_new_tokens=1)
         rig.answer(prompt_tokens(3, 200), max_new_tokens=1)
         segments = kv.find(keys_of(TEXT))
@@ -325,6 +326,11 @@ def test_document_that_is_computed_again_is_marked_again(tmp_path: Path) -> None
         assert other is not None
         assert not any(segment.is_erased for segment in other)
         erase(rig, kv, reach_of(TEXT))
+        rig.answer(TEXT, max_new_tokens=1)
+        again = kv.find(keys_of(TEXT))
+        assert again is not None
+        assert all(segment.is_erased for segment in again), "it is marked until it is said to be over"
+        kv.unmark("a")
         assert not rig.segments.marked
         rig.engine.check_integrity()
 

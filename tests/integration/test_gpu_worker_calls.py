@@ -273,3 +273,17 @@ def test_call_without_a_deadline_is_refused(rig: Rig) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(pb_grpc.GpuWorkerServiceStub(channel).Generate(pb.GenerateRequest(text="x")))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_long_prompt_beyond_a_quota_is_refused_before_it_is_cut_into_tokens(rig: Rig) -> None:
+    tenant = pb.Tenant(name="t", salt=b"t", tokens_per_minute=1_000)
+    prompt = pb.GenerateRequest(text="x" * 600_000, tenant=tenant)
+    with rig.channel() as channel:
+        stub = pb_grpc.GpuWorkerServiceStub(channel.grpc)
+        for ask in (
+            lambda: stub.Generate(prompt, timeout=WAIT_S),
+            lambda: stub.Admit(pb.AdmitRequest(prompts=[prompt], answers=2, tenant=tenant), timeout=WAIT_S),
+        ):
+            with pytest.raises(QuotaError) as caught:
+                list(ask())
+            assert "600000 of the prompt" not in str(caught.value), "it was cut"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_answers_that_last_longer_than_the_drain_end_with_an_error_to_retry(mode
         last = list(events)[-1]
         assert last["error"]["code"] == "peer_unavailable"
         assert not stream.ended
+
+
+def test_worker_that_is_told_to_end_while_grammars_are_compiled_ends_well(model: Path, tmp_path: Path) -> None:
+    with running(tmp_path, model) as rig, concurrent.futures.ThreadPoolExecutor(3) as clients:
+        for number in range(3):
+            # Each takes a second or two of a process of its own, and waits for those before it.
+            schema = {"allOf": [{"type": "string", "pattern": f"[a-z]{{{number},{each}}}"} for each in range(400, 420)]}
+            wanted = {"type": "json_schema", "json_schema": {"name": "slow", "schema": schema}}
+            asked = {"model": rig.model.name, "messages": [{"role": "user", "content": "x"}], "response_format": wanted}
+            clients.submit(rig.post, "/v1/chat/completions", asked)
+        wait_for(lambda: probes(rig) > 0, what="a grammar to be compiled")
+        assert rig.worker.end() == 0, rig.worker.text()
+        assert "Traceback" not in rig.worker.text()
+
+
+def probes(rig: Rig) -> int:
+    """Grammars that are being compiled."""
+    tasks = Path(f"/proc/{rig.worker.process.pid}/task").glob("*/children")
+    return sum(len(task.read_text().split()) for task in tasks)
 
 
 def test_gateway_that_is_told_to_end_finishes_what_it_began(model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -92,10 +92,15 @@ class Target:
     model: str
     """As the server calls it."""
     key: str | None = None
-    ignores_eos: bool = True
-    """Whether it can go on behind the end of a text: answers have all tokens that were asked for then."""
+    refused: frozenset[str] = frozenset()
+    """What it does not know of `EXTENSIONS`."""
     group: int | None = None
     """Of its processes, where they are stopped while it rests: an idle server that polls takes from the others."""
+
+    @property
+    def ignores_eos(self) -> bool:
+        """Whether it can go on behind the end of a text: answers have all tokens that were asked for then."""
+        return "ignore_eos" not in self.refused
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -163,7 +168,7 @@ class Target:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **(EXTENSIONS if self.ignores_eos else {}),
+            **{name: value for name, value in EXTENSIONS.items() if name not in self.refused},
         }
 
     def _note(self, answer: Answer, event: Mapping[str, Any]) -> None:
@@ -189,24 +194,24 @@ def note_usage(answer: Answer, usage: Mapping[str, Any]) -> None:
 
 
 async def learn(target: Target) -> Target:
-    """The same server, with what it can do: it is asked for one token.
+    """The same server, with what it can do: it is asked for one token, without what it refused by name.
 
     Raises:
-        RequestError: it refuses that too.
+        RequestError: it refuses something else.
         PeerUnavailableError: nobody answers.
     """
     ask = Ask((1, 2, 3), 1)
     async with target.connection() as connection:
-        try:
-            await target.answer(connection, ask)
-        except RequestError as error:
-            if not any(name in str(error) for name in EXTENSIONS):
-                raise
-        else:
-            return target
-        plain = Target(target.name, target.address, target.model, target.key, ignores_eos=False)
-        await plain.answer(connection, ask)
-        return plain
+        while True:
+            try:
+                await target.answer(connection, ask)
+            except RequestError as error:
+                refused = {name for name in EXTENSIONS if name in str(error)} - target.refused
+                if not refused:
+                    raise
+                target = replace(target, refused=target.refused | refused)
+            else:
+                return target
 
 
 async def _require_ok(head: Head, connection: Connection) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from h3kv.core.reach import Reach
+from h3kv.core.reach import Reach, join
 from h3kv.core.types import BlockKey
 from h3kv.engine.pool import KvPool
 from h3kv.engine.segment import Phase, Segment
 
 ERASED_BYTES: Final = 16 << 20
 """What one call erases in memory, or one segment: it takes milliseconds, in which no token comes."""
+ERASED_SEGMENTS: Final = 256
+"""What one call gives up, wherever it lies: the same."""
 
 
 class DocumentKv:
@@ -25,6 +28,9 @@ class DocumentKv:
         self._pool = pool
         self._table = pool.segments
         self._held: dict[str, list[Segment]] = {}
+        self._marked: dict[str, frozenset[BlockKey]] = {}
+        # How many documents have a key marked: several begin alike.
+        self._marks: Counter[BlockKey] = Counter()
         self.is_behind = False
         """Whether the last call left something that could be erased at once."""
 
@@ -41,11 +47,28 @@ class DocumentKv:
         segments = {segment.id: segment for segment in found if segment is not None}
         return None if None in found else list(segments.values())
 
-    def mark(self, reach: Reach) -> None:
-        """Have zeros over all that a document reaches wherever it leaves, also over what is sealed from now on."""
-        self._table.marked |= reach.own | reach.ends
-        for segment in self._reached(reach):
+    def mark(self, reaches: Mapping[str, Reach]) -> None:
+        """Have zeros over all that documents reach wherever it leaves, also over what is sealed until `unmark`.
+
+        Args:
+            reaches: by document. It takes the place of an earlier one.
+        """
+        for document, reach in reaches.items():
+            self.unmark(document)
+            self._marked[document] = keys = reach.own | reach.ends
+            self._marks.update(keys)
+            self._table.marked |= keys
+        for segment in self._reached(join(reaches.values(), ())):
             segment.is_erased = True
+
+    def unmark(self, document: str) -> None:
+        """What is sealed from now on is not a document's any more. Nothing where it was not marked."""
+        keys = self._marked.pop(document, frozenset())
+        self._marks.subtract(keys)
+        gone = {key for key in keys if not self._marks[key]}
+        for key in gone:
+            del self._marks[key]
+        self._table.marked -= gone
 
     def hold(
         self, document: str, keys: Sequence[BlockKey], *, places: Mapping[BlockKey, Segment] | None = None
@@ -84,12 +107,11 @@ class DocumentKv:
     def erase(self, reach: Reach) -> bool:
         """Have what a document reaches gone: found by nobody from now on, zeros over it as soon as nobody reads it.
 
-        Repeated, it finds what was sealed since.
+        Repeated, it finds what was sealed since. A document that is marked stays so.
 
         Returns:
             As `go_on`.
         """
-        self._table.marked -= (reach.own | reach.ends) - reach.spared
         for segment in self._reached(reach):
             self._table.withdraw(segment)
         return self.go_on()
@@ -102,9 +124,10 @@ class DocumentKv:
         """
         free = [each for each in self._withdrawn() if each.phase is Phase.SEALED and each.pins == 0]
         here = [segment for segment in free if self._table.find(segment.id) is segment]
-        left_bytes = ERASED_BYTES
-        while here and left_bytes > 0:
+        left_bytes, left_segments = ERASED_BYTES, ERASED_SEGMENTS
+        while here and left_bytes > 0 and left_segments > 0:
             segment = here.pop()
+            left_segments -= 1
             left_bytes -= segment.room_blocks * self._table.layout.block_bytes if segment.home_L else 0
             self._table.give_up(segment)
         self.is_behind = bool(here)

@@ -126,6 +126,7 @@ class Engine:
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
         self._waiting.append(waiting)
+        self._reporter.submitted(waiting.id, request)
         self._report()
         return waiting.id
 
@@ -323,11 +324,11 @@ class Engine:
         self._report()
 
     def _finish(self, request_id: RequestId, reason: FinishReason, statistics: RequestStatistics) -> Finished:
-        self._reporter.ended(reason, statistics)
+        self._reporter.ended(request_id, reason, statistics)
         return Finished(request_id, reason, statistics)
 
     def _fail(self, request_id: RequestId, error: H3Error) -> None:
-        self._reporter.ended(error.reason, None)
+        self._reporter.ended(request_id, error.reason, None)
         self._events.append(Failed(request_id, error))
 
     def emit(self, events: Sequence[Event]) -> None:

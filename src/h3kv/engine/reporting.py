@@ -10,6 +10,7 @@ from h3kv.core.ports import Telemetry
 from h3kv.core.types import StoreStatistics, Tier
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.events import RequestStatistics
+from h3kv.engine.request import Request, RequestId
 from h3kv.engine.segments import SegmentTable
 from h3kv.telemetry import names
 from h3kv.tiers.index_store import IndexStore
@@ -20,6 +21,8 @@ class Reporter:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        # Of no client.
+        self._reading: set[RequestId] = set()
 
     def occupancy(self, tiers: Mapping[Tier, StoreStatistics], segments: SegmentTable) -> None:
         """Room was taken or given back."""
@@ -60,6 +63,11 @@ class Reporter:
         self._telemetry.gauge(names.REQUESTS_IN_FLIGHT, running)
         self._telemetry.gauge(names.REQUESTS_WAITING, waiting)
 
+    def submitted(self, request_id: RequestId, request: Request) -> None:
+        """A request was queued."""
+        if request.is_reading:
+            self._reading.add(request_id)
+
     def started(self, statistics: RequestStatistics) -> None:
         """A request got its room."""
         for tier, tokens in statistics.cached_tokens.items():
@@ -76,8 +84,11 @@ class Reporter:
         if decode_tokens:
             self._telemetry.count(names.DECODE_TOKENS, decode_tokens)
 
-    def ended(self, reason: str, statistics: RequestStatistics | None) -> None:
-        """A request ended; statistics of one that ran."""
+    def ended(self, request_id: RequestId, reason: str, statistics: RequestStatistics | None) -> None:
+        """A request ended; statistics of one that ran. One of no client is not counted."""
+        if request_id in self._reading:
+            self._reading.remove(request_id)
+            return
         self._telemetry.count(names.REQUESTS, reason=reason)
         if statistics is None:
             return

@@ -119,6 +119,8 @@ class Request:
     """Salt of the block keys: only requests with the same salt share KV."""
     may_be_cut: bool = False
     """Whether a shorter answer will do where the tiers have no room for `max_new_tokens`, which nobody asked for."""
+    is_reading: bool = False
+    """Whether only its KV is wanted, by no client: it is none of the requests that are counted and timed."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.prompt, tuple), "prompt", self.prompt, "must be a tuple of token numbers")

@@ -5,12 +5,14 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import llguidance
@@ -33,7 +35,7 @@ GRAMMARS_MAX: Final = 64
 """Compiled grammars that are kept: requests repeat few of them. As many refusals are kept, which cost as much."""
 
 WAITERS_MAX: Final = 8
-"""Requests that wait for their grammars to be compiled: more would only wait for longer."""
+"""Requests that wait for their grammars to be compiled: more would only wait longer. One tenant gets half of them."""
 
 WAIT_S_MAX: Final = 10.0
 """How long each of them does."""
@@ -52,7 +54,6 @@ _WHITESPACE: Final = r"[ \t\r\n]{0,64}"
 """Between two tokens of JSON. With a bound, a model that writes nothing else comes to its end."""
 
 
-_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
@@ -63,6 +64,10 @@ class GrammarKind(enum.StrEnum):
     """Any JSON object: there is no text."""
     JSON_SCHEMA = "json_schema"
     LARK = "lark"
+
+
+_Key = tuple[bytes, GrammarKind, str]
+"""Whose a grammar is, how it is written, and its text."""
 
 
 class GrammarMatcher:
@@ -135,16 +140,17 @@ class GrammarCompiler:
         # Held while one is compiled, which takes one core at most: others compute answers.
         self._compiling = threading.Lock()
         self._keeping = threading.Lock()
-        self._waiters = threading.BoundedSemaphore(WAITERS_MAX)
-        self._kept: OrderedDict[tuple[GrammarKind, str], CompiledGrammar] = OrderedDict()
-        self._refused: OrderedDict[tuple[GrammarKind, str], str] = OrderedDict()
+        self._waiting: Counter[bytes] = Counter()
+        self._kept: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[_Key, str] = OrderedDict()
 
-    def compile(self, kind: GrammarKind, text: str = "") -> CompiledGrammar:
+    def compile(self, kind: GrammarKind, text: str = "", *, tenant: bytes = b"") -> CompiledGrammar:
         """What makes matchers of a grammar.
 
         Args:
             kind: how it is written.
             text: a JSON schema or a grammar in Lark's notation.
+            tenant: its salt. How long this takes tells nobody what another tenant asked for.
 
         Raises:
             RequestError: it is too large, too complex or not valid, needs what the library has not, or the model has no
@@ -153,7 +159,7 @@ class GrammarCompiler:
             HostMemoryError: the system has no room for the process that tries it.
 
         Cost: milliseconds for most schemas, 0.1 s for those with patterns and the like, up to seconds at the limits;
-        nothing where it was asked for before. Other Python code runs meanwhile.
+        nothing where the tenant asked for it before. Other Python code runs meanwhile.
         """
         try:
             size = len(text.encode())
@@ -163,25 +169,37 @@ class GrammarCompiler:
             raise RequestError(f"response_format: the grammar has {size} bytes; up to {GRAMMAR_BYTES_MAX} are allowed")
         if self._vocabulary is None:
             raise RequestError(f"response_format: this model cannot follow grammars ({self._problem}); leave it out")
-        found = self._find(kind, text)
+        key = (tenant, kind, text)
+        found = self._find(key)
         if found is not None:
             return found
-        if not self._waiters.acquire(blocking=False):
-            raise _busy(f"{WAITERS_MAX} grammars wait to be compiled")
-        try:
+        with self._waiter(tenant):
             if not self._compiling.acquire(timeout=WAIT_S_MAX):
                 raise _busy(f"others were compiled for {WAIT_S_MAX:.0f} s before it")
             try:
                 # Whoever was before may have wanted the same.
-                return self._find(kind, text) or self._try(kind, text, self._vocabulary)
+                return self._find(key) or self._try(key, self._vocabulary)
             finally:
                 self._compiling.release()
-        finally:
-            self._waiters.release()
 
-    def _find(self, kind: GrammarKind, text: str) -> CompiledGrammar | None:
+    @contextlib.contextmanager
+    def _waiter(self, tenant: bytes) -> Iterator[None]:
+        """A place among those who wait. Raises PeerBusyError where there is none."""
+        with self._keeping:
+            mine = self._waiting[tenant]
+            if self._waiting.total() >= WAITERS_MAX or (tenant and mine >= WAITERS_MAX // 2):
+                raise _busy(f"{mine} grammars of the tenant, and {self._waiting.total()} of all, wait to be compiled")
+            self._waiting[tenant] += 1
+        try:
+            yield
+        finally:
+            with self._keeping:
+                self._waiting[tenant] -= 1
+                if not self._waiting[tenant]:
+                    del self._waiting[tenant]
+
+    def _find(self, key: _Key) -> CompiledGrammar | None:
         """One that was asked for lately. Raises RequestError where it was refused then."""
-        key = (kind, text)
         with self._keeping:
             if (reason := self._refused.get(key)) is not None:
                 self._refused.move_to_end(key)
@@ -190,16 +208,17 @@ class GrammarCompiler:
                 self._kept.move_to_end(key)
             return found
 
-    def _try(self, kind: GrammarKind, text: str, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
+    def _try(self, key: _Key, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
         """Compile one, and keep what comes of it: it may be asked for again."""
+        _, kind, text = key
         try:
             compiled = self._compile(kind, text, vocabulary)
         except RequestError as error:
             with self._keeping:
-                _keep(self._refused, (kind, text), str(error))
+                _keep(self._refused, key, str(error))
             raise
         with self._keeping:
-            _keep(self._kept, (kind, text), compiled)
+            _keep(self._kept, key, compiled)
         return compiled
 
     def _compile(self, kind: GrammarKind, text: str, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
@@ -216,10 +235,12 @@ class GrammarCompiler:
 
 
 def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Keep one more, and forget what was asked for longest ago."""
+    """Keep one more, and forget what was asked for longest ago by whoever has most."""
     kept[key] = value
-    while len(kept) > GRAMMARS_MAX:
-        kept.popitem(last=False)
+    if len(kept) > GRAMMARS_MAX:
+        counts = Counter(tenant for tenant, _, _ in kept)
+        most = max(counts.values())
+        del kept[next(each for each in kept if counts[each[0]] == most)]
 
 
 def _busy(reason: str) -> PeerBusyError:

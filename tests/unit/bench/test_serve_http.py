@@ -199,6 +199,19 @@ def test_a_server_that_cannot_ignore_the_end_of_text_is_asked_without() -> None:
     assert b"ignore_eos" not in refusing.requests[1]
 
 
+def test_a_server_is_asked_without_what_it_refused_and_with_all_else() -> None:
+    script = Script(sized(b"400 Bad Request", b"skip_special_tokens: not supported"), chunked(EVENTS))
+
+    async def ask() -> None:
+        async with script.target() as target:
+            learned = await learn(replace(target, group=7))
+            assert (learned.ignores_eos, learned.group) == (True, 7)
+
+    asyncio.run(ask())
+    assert b"ignore_eos" in script.requests[1]
+    assert b"skip_special_tokens" not in script.requests[1]
+
+
 def test_requests_over_a_few_connections_all_get_an_answer_and_errors_are_kept() -> None:
     script = Script(sized(b"400 Bad Request", b"first"), chunked(EVENTS))
 
@@ -237,7 +250,7 @@ def test_an_answer_without_its_end_its_usage_or_its_tokens_is_an_error() -> None
     for lacks, field in bad:
         with pytest.raises(PeerError, match=lacks):
             check_whole(Ask((1,), 4), replace(whole, **field), target)
-    check_whole(Ask((1,), 4), replace(whole, answer_tokens=3), replace(target, ignores_eos=False))
+    check_whole(Ask((1,), 4), replace(whole, answer_tokens=3), replace(target, refused=frozenset({"ignore_eos"})))
 
 
 def test_a_time_to_first_token_also_counts_from_when_a_request_was_due() -> None:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models
 
-from h3kv.core.errors import PeerBusyError, RequestError
+from h3kv.core.errors import HostMemoryError, PeerBusyError, RequestError
 from h3kv.engine.grammar import Grammar, Matcher
 from h3kv.models import grammars
 from h3kv.models.gguf_file import GgufFile
@@ -178,6 +178,28 @@ def test_grammars_are_kept_by_their_text(compiler: GrammarCompiler) -> None:
     assert compiler.compile(GrammarKind.JSON_SCHEMA, "{}") is not kept
 
 
+def test_grammar_of_one_tenant_is_not_found_by_another(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, refused = '{"const": "of ann"}', '{"type": "string", "pattern": "(?=a)of ann"}'
+    kept = compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"ann")
+    with pytest.raises(RequestError, match="look-around"):
+        compiler.compile(GrammarKind.JSON_SCHEMA, refused, tenant=b"ann")
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"ann") is kept
+    assert compiler.compile(GrammarKind.JSON_SCHEMA, text, tenant=b"bob") is not kept
+    # Trying it needs this.
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(HostMemoryError):
+        compiler.compile(GrammarKind.JSON_SCHEMA, refused, tenant=b"bob")
+
+
+def test_tenant_with_many_grammars_pushes_out_its_own(compiler: GrammarCompiler) -> None:
+    kept = compiler.compile(GrammarKind.JSON_OBJECT, tenant=b"ann")
+    for number in range(GRAMMARS_MAX + 4):
+        compiler.compile(GrammarKind.JSON_SCHEMA, f'{{"const": {number}}}', tenant=b"bob")
+    assert compiler.compile(GrammarKind.JSON_OBJECT, tenant=b"ann") is kept
+
+
 def test_what_was_refused_is_not_tried_again(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '{"type": "string", "pattern": "(?=a)again"}'
     with pytest.raises(RequestError, match="look-around") as first:
@@ -197,13 +219,17 @@ def test_requests_that_wait_for_a_long_row_of_grammars_are_sent_away(monkeypatch
         with pytest.raises(PeerBusyError, match="repeat it later"):
             compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
         assert compiler.compile(GrammarKind.JSON_OBJECT) is kept
-    for _ in range(grammars.WAITERS_MAX):
-        compiler._waiters.acquire()
-    with pytest.raises(PeerBusyError, match="wait to be compiled"):
-        compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
-    for _ in range(grammars.WAITERS_MAX):
-        compiler._waiters.release()
-    compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    with contextlib.ExitStack() as waiting:
+        for _ in range(grammars.WAITERS_MAX // 2):
+            waiting.enter_context(compiler._waiter(b"ann"))
+        with pytest.raises(PeerBusyError, match="4 grammars of the tenant"):
+            compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"ann")
+        compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"bob")
+        for _ in range(grammars.WAITERS_MAX // 2):
+            waiting.enter_context(compiler._waiter(b""))
+        with pytest.raises(PeerBusyError, match="wait to be compiled"):
+            compiler.compile(GrammarKind.JSON_SCHEMA, "{}")
+    compiler.compile(GrammarKind.JSON_SCHEMA, "{}", tenant=b"ann")
 
 
 def test_compiling_in_many_threads_gives_what_one_gives(compiler: GrammarCompiler) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
 from h3kv.core.types import BlockKey
 from h3kv.core.units import NS_PER_S
 from h3kv.engine.documents import DocumentKv
@@ -28,6 +29,7 @@ from services.gpu_worker.documents_prompts import OpenPrompts
 from services.gpu_worker.documents_reader import DocumentReader
 from services.gpu_worker.documents_record import Owner, State
 from services.gpu_worker.loop import EngineLoop
+from services.gpu_worker.messages import PromptReader
 
 WAIT_S = 30.0
 WAIT_NS = 30 * NS_PER_S
@@ -43,7 +45,9 @@ OTHER = "Bees make honey in June. " * 12
 class World:
     """Documents and the engine's thread. The keeper's looks are a test's."""
 
-    def __init__(self, files: DocumentFiles | None = None, *, limits: DocumentLimits | None = None) -> None:
+    def __init__(
+        self, files: DocumentFiles | None = None, *, limits: DocumentLimits | None = None, tokenizer: Tokenizer = BYTES
+    ) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -51,6 +55,7 @@ class World:
         model = HookedModel(tiny_decoder(config=config), before=lambda *_: self._wait())
         self.rig = make_rig(model=model)
         self.telemetry = Recorder()
+        self.tokenizer = tokenizer
         self.now_s = 1000
         self.loop = EngineLoop(
             cast(Node, self.rig),
@@ -60,15 +65,17 @@ class World:
             on_failure=lambda error: None,
             on_step=lambda _: None,
         )
+        self.kv = DocumentKv(self.rig.pool)
+        engine = DocumentEngine(self.loop, self.kv)
         self.documents = Documents(
             files or MemoryFiles(),
-            DocumentModel(BYTES, FINGERPRINT, 2048, LAYOUT.token_bytes),
+            DocumentModel(tokenizer, FINGERPRINT, 2048, LAYOUT.token_bytes),
             limits=limits or DocumentLimits(pinned_blocks_max=12),
             now_s=lambda: self.now_s,
             prompts=OpenPrompts(FINGERPRINT),
+            mark=engine.mark,
         )
-        self.kv = DocumentKv(self.rig.pool)
-        engine = DocumentEngine(self.loop, self.kv)
+        self.kv.mark(self.documents.marks())
         self.reader = DocumentReader(self.documents, engine)
         self.keeper = DocumentKeeper(self.documents, engine, self.telemetry, on_unread=self.reader.note)
         self.loop.start()
@@ -101,6 +108,21 @@ class World:
         prompt = [*prefix_tokens(BYTES, texts), *range(100)]
         answer = self.loop.submit(self.request(prompt, owner), trace=None)
         *_, finished = answer
+        return sum(cast(Any, finished).statistics.cached_tokens.values())
+
+    def note(self, *entries: Entry) -> None:
+        """A chat about documents is about to be computed."""
+        ids = [entry.record.id for entry in entries]
+        texts = self.documents.texts(MINE.name, ids)
+        self.documents.note_prompt(MINE.name, ids, [*prefix_tokens(self.tokenizer, texts), 1])
+
+    def answer(self, chat: pb.Chat) -> int:
+        """Answer a chat as a client's; the tokens that it found."""
+        reader = PromptReader(self.tokenizer, 2, self.documents)
+        message = pb.GenerateRequest(chat=chat, tenant=pb.Tenant(name=MINE.name, salt=MINE.salt))
+        with self.documents.prompts.opening() as note:
+            note(request := reader.read_request(message))
+            *_, finished = self.loop.submit(request, trace=None)
         return sum(cast(Any, finished).statistics.cached_tokens.values())
 
     def request(self, prompt: list[int], owner: Owner = MINE) -> Request:

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.services.documents_world import BYTES, MINE, OTHER, TEXT, WAIT_NS, WAIT_S, World
 
 from h3kv.core.errors import ContextLengthError, DocumentNotFoundError, PeerUnavailableError, QuotaError
 from h3kv.core.hashing import root_key
 from h3kv.core.reach import Reach
 from h3kv.models.document_prompt import prefix_tokens
-from h3kv.testing.engines import FINGERPRINT, LAYOUT
+from h3kv.testing.engines import FINGERPRINT
 from services.gpu_worker import documents_keeper, documents_reach
-from services.gpu_worker.documents_entry import DocumentLimits, DocumentModel, Entry
+from services.gpu_worker.documents_entry import DocumentLimits, Entry
 from services.gpu_worker.documents_files import FolderFiles, MemoryFiles
 from services.gpu_worker.documents_record import DocumentRecord, ErasureRecord, State
 from services.gpu_worker.documents_sizes import DocumentSizes
@@ -43,7 +41,7 @@ def test_chat_that_names_a_document_behind_another_while_it_is_deleted_leaves_no
         if chats:
             chats.pop()
             with world.documents.prompts.opening():
-                world.documents.texts("mine", [other.record.id, entry.record.id])
+                world.note(other, entry)
                 world.cached(OTHER, TEXT)
         return reach
 
@@ -86,8 +84,8 @@ def test_nobody_waits_for_the_disk_on_which_another_document_is_kept() -> None:
         files.before = lambda: threads.submit(world.documents.of_tenant, "mine").result(WAIT_S) and None
         entry, other = world.ready(), world.ready(OTHER)
         before = files.writes
-        world.documents.texts("mine", [other.record.id, entry.record.id])
-        world.documents.texts("mine", [other.record.id, entry.record.id])
+        world.note(other, entry)
+        world.note(other, entry)
         assert files.writes == before + 1
         world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None)
         assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
@@ -123,12 +121,6 @@ def test_text_is_cut_into_tokens_only_where_it_may_fit(monkeypatch: pytest.Monke
     world.close()
 
 
-@given(st.text(max_size=200))
-def test_text_takes_no_fewer_tokens_than_its_bytes_say(text: str) -> None:
-    sizes = DocumentSizes(DocumentModel(BYTES, FINGERPRINT, 2048, LAYOUT.token_bytes))
-    assert sizes.least_tokens(text) <= len(BYTES.encode(text))
-
-
 def test_chat_about_more_documents_than_a_context_holds_is_refused_and_leaves_no_trace(world: World) -> None:
     entries = [world.ready(f"{number} {TEXT}") for number in range(3)]
     ids = [entry.record.id for entry in entries]
@@ -142,7 +134,7 @@ def test_document_that_stood_behind_much_text_takes_all_of_its_tenant_with_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry, other = world.ready(), world.ready(OTHER)
-    world.documents.texts("mine", [other.record.id, entry.record.id])
+    world.note(other, entry)
     monkeypatch.setattr(documents_reach, "REACH_TOKENS_MAX", 100)
     erasure = world.documents.delete("mine", entry.record.id)
     assert erasure.record.ends == (root_key(FINGERPRINT, MINE.salt),)
@@ -167,15 +159,15 @@ def test_document_is_read_when_the_memory_of_the_engine_is_back(world: World, mo
 def test_mistake_of_ours_fails_one_document_and_all_others_are_read(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = world.documents.reaches.keys
+    prompt = world.documents.reaches.prompt
 
     def fail_one(entry: Entry) -> Any:
         if entry.record.name == "bad":
             raise RuntimeError("never thought of")
-        return keys(entry)
+        return prompt(entry)
 
-    monkeypatch.setattr(world.documents.reaches, "keys", fail_one)
-    bad = world.create(name="bad")
+    monkeypatch.setattr(world.documents.reaches, "prompt", fail_one)
+    bad = world.create(name="bad", check=lambda _: None)
     world.ready(OTHER)
     assert (bad.record.state, "log" in bad.record.failure) == (State.FAILED, True)
     assert "document_failed" in caplog.text

@@ -31,6 +31,7 @@ RECORD = DocumentRecord(
     expires_s=None,
     is_pinned=True,
     tokens=100,
+    keys=(BlockKey(bytes(32)), BlockKey(bytes(range(32)))),
     follows=(("doc_0",), ("doc_0", "doc_2")),
 )
 ERASURE = ErasureRecord(
@@ -56,6 +57,7 @@ def test_records_are_unpacked_as_they_were_packed() -> None:
         {"more": 1},
         {"salt": "zz"},
         {"state": "asleep"},
+        {"keys": "00ff"},
         {"expires_s": 1.5},
     ],
 )
@@ -174,6 +176,34 @@ def test_what_cannot_go_now_goes_in_the_end(tmp_path: Path, monkeypatch: pytest.
     assert FolderFiles(tmp_path).load().erasures == [ERASURE]
     files.end_erasure("doc_1")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fitting", [0, 1], ids=["the text does not fit", "the record does not fit"])
+def test_an_upload_that_does_not_fit_leaves_nothing_of_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitting: int
+) -> None:
+    files, fsync = FolderFiles(tmp_path), os.fsync
+    files.add(replace(RECORD, id="doc_2"), TEXT)
+    before = sorted(tmp_path.iterdir())
+    written: list[Path] = []
+
+    def fill_up(file: int) -> None:
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        if path.suffix == ".new" and path not in written:
+            written.append(path)
+            path.with_suffix(f".{len(written)}").hardlink_to(path)
+            if len(written) > fitting:
+                raise OSError(errno.ENOSPC, "no space is left")
+        fsync(file)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fill_up)
+        with pytest.raises(StoreError, match="no space is left"):
+            files.add(RECORD, TEXT)
+    assert len(written) == fitting + 1
+    second_names = set(tmp_path.iterdir()) - set(before)
+    assert {path.suffix for path in second_names} == {f".{place}" for place in range(1, fitting + 2)}
+    assert not any(any(path.read_bytes()) for path in second_names), "its bytes lie there still"
 
 
 def test_what_is_in_place_counts_though_its_folder_was_not_flushed(

@@ -44,6 +44,17 @@ def test_document_is_read_and_chats_find_it(world: World) -> None:
     assert world.cached(TEXT, owner=THEIRS) == 0
 
 
+def test_reading_a_document_is_no_request_of_a_client(world: World) -> None:
+    world.ready()
+    told = world.rig.telemetry
+    assert (told.value(names.REQUESTS, reason="length"), told.distribution(names.TTFT)) == (0, None)
+    assert told.value(names.PREFILL_TOKENS) > 0
+    world.cached(OTHER)
+    times = told.distribution(names.TTFT)
+    assert times is not None
+    assert (told.value(names.REQUESTS, reason="length"), times.count) == (1, 1)
+
+
 def test_one_document_is_read_at_a_time_with_progress_and_chats_go_on(world: World) -> None:
     world.gate.clear()
     first, second = world.create(check=lambda _: None), world.create(OTHER, check=lambda _: None)
@@ -72,17 +83,17 @@ def test_documents_are_listed_oldest_first_for_their_tenant_alone(world: World) 
 
 def test_deleted_document_is_erased_and_its_chats_with_it(world: World) -> None:
     entry, other = world.ready(), world.ready(OTHER)
-    world.documents.texts("mine", [other.record.id, entry.record.id])
+    world.note(other, entry)
     world.cached(OTHER, TEXT)
     both = len(prefix_tokens(BYTES, [OTHER, TEXT]))
     assert world.cached(OTHER, TEXT) >= both // 64 * 64
-    keys = world.documents.reaches.keys(entry)
+    keys = entry.record.keys
     erasure = world.documents.delete("mine", entry.record.id)
     assert world.keeper.erase(erasure, timeout_ns=WAIT_NS)
     assert world.documents.erasures() == []
     assert not world.found(keys[:1])
     assert world.cached(OTHER, TEXT) <= len(prefix_tokens(BYTES, [OTHER]))
-    assert world.found(world.documents.reaches.keys(other))
+    assert world.found(other.record.keys)
 
 
 def test_document_is_called_erased_only_when_no_prompt_may_have_it(world: World) -> None:
@@ -114,7 +125,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
     world.gate.clear()
     entry = world.create("One line after the other. " * 40)
     assert world.entered.wait(WAIT_S)
-    keys = world.documents.reaches.keys(entry)
+    keys = entry.record.keys
     erasure = world.documents.delete("mine", entry.record.id)
     world.gate.set()
     world.wait_for(lambda: world.keeper.advance(erasure))
@@ -125,7 +136,7 @@ def test_document_that_is_deleted_while_it_is_read_leaves_nothing(world: World) 
 def test_same_text_kept_twice_stays_for_the_other(world: World) -> None:
     first, second = world.ready(), world.ready()
     assert world.keeper.erase(world.documents.delete("mine", first.record.id), timeout_ns=WAIT_NS)
-    assert world.found(world.documents.reaches.keys(second))
+    assert world.found(second.record.keys)
 
 
 def test_time_to_live_ends_a_document(world: World) -> None:
@@ -214,7 +225,7 @@ def test_documents_are_found_or_read_again_after_a_restart(tmp_path: Path) -> No
     before = World(FolderFiles(tmp_path))
     entry = before.ready(name="hats", is_pinned=True)
     gone = before.ready(OTHER)
-    before.documents.texts("mine", [gone.record.id, entry.record.id])
+    before.note(gone, entry)
     with before.documents.prompts.opening():
         assert not before.keeper.erase(before.documents.delete("mine", gone.record.id), timeout_ns=0)
     before.close()
@@ -234,11 +245,11 @@ def test_document_that_stood_behind_too_many_others_takes_all_of_its_tenant_with
     entry, other, short = world.ready(), world.ready(OTHER), world.ready("x")
     world.cached("Something else entirely. " * 10)
     for number in range(FOLLOWS_MAX + 2):
-        world.documents.texts("mine", [short.record.id] * (number + 1) + [entry.record.id])
+        world.note(*[short] * (number + 1), entry)
     assert len(entry.record.follows) == FOLLOWS_MAX + 1
     assert world.keeper.erase(world.documents.delete("mine", entry.record.id), timeout_ns=WAIT_NS)
     assert world.cached("Something else entirely. " * 10) == 0
-    assert world.found(world.documents.reaches.keys(other)), "other documents stay"
+    assert world.found(other.record.keys), "other documents stay"
 
 
 class FullFiles(MemoryFiles):
@@ -265,7 +276,7 @@ def test_full_disk_refuses_what_must_be_kept_and_chats_go_on() -> None:
     world = World(files := FullFiles())
     entry, other, over = world.ready(), world.ready(OTHER), world.ready("Short. " * 30, ttl_s=5)
     files.is_full = True
-    assert world.documents.texts("mine", [other.record.id, entry.record.id]) == [OTHER, TEXT]
+    world.note(other, entry)
     assert entry.record.follows == ((other.record.id,),)
     with pytest.raises(StoreError):
         world.documents.update("mine", entry.record.id, ttl_s=60, is_pinned=None)

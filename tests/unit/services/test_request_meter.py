@@ -6,10 +6,11 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from h3kv.core.errors import QuotaError
 from h3kv.telemetry import names
 from h3kv.telemetry.metric import Service
 from h3kv.telemetry.metrics_page import MetricsPage
-from services.gateway.metrics import RequestMeter, call_of
+from services.gateway.metrics import RequestMeter, call_of, note_tenant
 
 
 class Served:
@@ -92,6 +93,37 @@ def test_requests_beyond_the_bound_are_refused_to_be_sent_again() -> None:
     assert (refused[0]["status"], header(refused, b"retry-after")) == (429, b"1")
     assert json.loads(refused[1]["body"])["error"]["code"] == "peer_busy"
     assert (served.count("/known", 429), served.count("/known", 200), served.in_flight) == (1, 1, 0)
+
+
+def test_one_tenant_gets_half_of_the_requests_from_when_its_key_is_known() -> None:
+    opened = asyncio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        note_tenant(scope, dict(scope["headers"])[b"tenant"].decode())
+        await opened.wait()
+        await greet(scope, receive, send)
+
+    served = Served(wait, requests_max=8)
+
+    async def ask() -> int:
+        def by(tenant: str) -> asyncio.Future[list[Message]]:
+            return asyncio.ensure_future(served.ask("/known", headers={"tenant": tenant}))
+
+        first = [by("ann") for _ in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(QuotaError, match="4 requests of the tenant") as caught:
+            await by("ann")
+        assert caught.value.retry_after_s == 1
+        others = [by("bob"), *(by("") for _ in range(3))]
+        await asyncio.sleep(0)
+        opened.set()
+        await asyncio.gather(*first, *others)
+        # Those that ended count no more.
+        assert (await by("ann"))[0]["status"] == 200
+        return served.count("/known", 200)
+
+    assert asyncio.run(ask()) == 9
+    assert (served.in_flight, served.meter._of_tenants) == (0, {})
 
 
 @pytest.mark.parametrize(("has_begun", "status"), [(True, 499), (False, 503)])

@@ -30,12 +30,16 @@ class Shelf:
 
     def __init__(self, texts: dict[tuple[str, str], str]) -> None:
         self._texts = texts
+        self.noted: list[tuple[str, list[str], str]] = []
 
     def texts(self, tenant: str, ids: Sequence[str]) -> list[str]:
         for document in ids:
             if (tenant, document) not in self._texts:
                 raise DocumentNotFoundError(f"no document {document}", document=document)
         return [self._texts[tenant, document] for document in ids]
+
+    def note_prompt(self, tenant: str, ids: Sequence[str], prompt: Sequence[int]) -> None:
+        self.noted.append((tenant, list(ids), tokenizer().decode(prompt)))
 
 
 READER = PromptReader(tokenizer(), 33, Shelf({("ann", "doc_1"): "One.", ("bob", "doc_2"): "Two."}))
@@ -183,6 +187,19 @@ def test_documents_of_the_tenant_open_its_chat() -> None:
         prompt(READER, chat(question, document_ids=["doc_1"] * (CHAT_DOCUMENTS_MAX + 1)), "ann")
     with pytest.raises(RequestError, match=r"^document_ids: this node keeps no documents"):
         prompt(TOOL_READER, chat(question, document_ids=["doc_1"]))
+
+
+def test_chat_about_documents_is_noted_where_it_is_computed_and_not_where_it_is_counted() -> None:
+    shelf = Shelf({("ann", "doc_1"): "One."})
+    reader = PromptReader(tokenizer(), 33, shelf)
+    sent = chat({"role": "user", "content": "u"}, document_ids=["doc_1"])
+    tokens = reader.read_prompt(pb.TokenizeRequest(chat=sent, tenant=pb.Tenant(name="ann")))
+    assert shelf.noted == []
+    text = prompt(reader, sent, "ann")
+    assert text == reader.tokenizer.decode(tokens)
+    assert shelf.noted == [("ann", ["doc_1"], text)]
+    prompt(reader, chat({"role": "user", "content": "u"}), "ann")
+    assert len(shelf.noted) == 1
 
 
 def test_tools_and_their_calls_reach_the_template() -> None:

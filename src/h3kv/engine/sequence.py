@@ -118,7 +118,6 @@ class RunningSequence:
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.losses = 0
-        self.is_suspended = False
         self.prompt_tokens = len(request.prompt)
         self._retrieval = retrieval
         self._reused_tokens = kv.reused_tokens
@@ -134,15 +133,13 @@ class RunningSequence:
         self._read_tokens = 0
         self._token_times_ns: list[int] = []
 
-    def suspend(self) -> None:
-        """It gives its room back, and goes on later with `resume`. Its owner closes `kv`."""
-        self.is_suspended = True
-
     def resume(self, kv: SequenceKv) -> None:
-        """It has room again, with what could be kept of its KV: the rest is read as known tokens are."""
+        """It has room again, with what could be kept of its KV: the rest is read as known tokens are.
+
+        Its owner closed the one before when it was suspended.
+        """
         kv.cache.meter = self.kv.cache.meter
         self.kv = kv
-        self.is_suspended = False
 
     @property
     def is_answering(self) -> bool:

@@ -10,18 +10,14 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field, StringConstraints
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
-from h3kv.core.client_limits import LOGPROBS_MAX, SEED_MAX
+from h3kv.core.client_limits import ANSWERS_MAX, LOGPROBS_MAX, PROMPTS_MAX, SEED_MAX
 from services.gateway.bodies import TOKENS_MAX, Body, Ids, TokenId, few
 from services.gateway.problems import FieldError
 
 COMPLETION_TOKENS: Final = 16
 """Length of a completion that names none, as in OpenAI's API. A chat has the node's default."""
-CHOICES_MAX: Final = 16
-"""Answers to one prompt."""
 BIASES_MAX: Final = 1024
 """Tokens whose scores one request changes."""
-PROMPTS_MAX: Final = 64
-"""Prompts of one request."""
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -100,7 +96,7 @@ class AnswerBody(Body):
     top_k: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=0, le=SEED_MAX)] | None = None
-    n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] = 1
+    n: Annotated[int, Field(ge=1, le=ANSWERS_MAX)] = 1
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     ignore_eos: bool = False

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from h3kv.api.gpu_worker.v1 import gpu_worker_service_pb2 as pb
+from h3kv.core.client_limits import ANSWERS_MAX, PROMPTS_MAX
 from h3kv.core.errors import InternalError, RequestError
 from h3kv.core.types import Tier
 from h3kv.engine.events import Event, Finished, PrefillProgress, RequestStatistics, TokenGenerated, TokenLogprobs
@@ -22,8 +23,6 @@ ROOM_TOKENS: Final = 8192
 """Prompt and answer where nobody says how much there is."""
 QUOTA_LENGTH: Final = 4096
 """Longest answer of a tenant with a quota, where its request names none."""
-PROMPTS_MAX: Final = 64
-ANSWERS_MAX: Final = 16
 LONG_BYTES: Final = 512 << 10
 """A prompt that takes a while to be cut into tokens."""
 TENANT_BYTES_MAX: Final = 64

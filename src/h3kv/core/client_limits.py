@@ -13,6 +13,12 @@ SEED_MAX: Final = 2**63 - 1
 LOGPROBS_MAX: Final = 20
 """Alternatives that are named for one token."""
 
+PROMPTS_MAX: Final = 64
+"""Of one request."""
+
+ANSWERS_MAX: Final = 16
+"""To one prompt."""
+
 ANSWERS_AT_A_TIME_MAX: Final = 16
 """Answers of one request that run together, so that others get their turn."""
 

@@ -364,7 +364,6 @@ class Engine:
             tokens=last.tokens,
             reserves_all=is_alone,
         )
-        last.suspend()
         self._waiting.appendleft(WaitingRequest(last.id, last.request, need, last.submitted_ns, suspended=last))
         self._reporter.suspended()
         self._end(last)

@@ -123,7 +123,6 @@ class RunningSequence:
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.losses = 0
-        self.is_suspended = False
         self.prompt_tokens = len(request.prompt)
         self._retrieval = retrieval
         self._reused_tokens = kv.reused_tokens
@@ -154,15 +153,13 @@ class RunningSequence:
         needed = min(common + SEGMENT_BLOCKS_MAX - 1, self.prompt_tokens // BLOCK_TOKENS)
         return common - found >= BLOCKS_WORTH_WAITING and self.kv.blocks < needed
 
-    def suspend(self) -> None:
-        """It gives its room back, and goes on later with `resume`. Its owner closes `kv`."""
-        self.is_suspended = True
-
     def resume(self, kv: SequenceKv) -> None:
-        """It has room again, with what could be kept of its KV: the rest is read as known tokens are."""
+        """It has room again, with what could be kept of its KV: the rest is read as known tokens are.
+
+        Its owner closed the one before when it was suspended.
+        """
         kv.cache.meter = self.kv.cache.meter
         self.kv = kv
-        self.is_suspended = False
 
     @property
     def is_answering(self) -> bool:

@@ -25,8 +25,12 @@ REACH_TOKENS_MAX: Final = 1 << 18
 """Of all these lists and the document behind each: with more, cutting them into tokens would take seconds, and the same
 goes."""
 
-LISTS_MAX: Final = 64
-"""Documents that stand together in chats, whose keys are remembered: otherwise each chat would cut them again."""
+LISTS_MAX: Final = 1024
+"""Documents that stand together in chats, whose end is remembered: otherwise each chat would cut them again."""
+
+
+_End = tuple[int, BlockKey | None]
+"""How many blocks there are, and the key of the last one."""
 
 
 def placed(record: DocumentRecord, before: tuple[str, ...], *, is_elsewhere: bool) -> DocumentRecord:
@@ -50,7 +54,7 @@ class DocumentReach:
         self._files = files
         self._tokens_of = tokens_of
         self._lock = threading.Lock()
-        self._together: OrderedDict[tuple[str, ...], tuple[BlockKey, ...]] = OrderedDict()
+        self._ends: OrderedDict[tuple[str, ...], _End] = OrderedDict()
 
     def prompt(self, entry: Entry) -> tuple[int, ...]:
         """The tokens of a document's prefix. Raises StoreError: its text cannot be read."""
@@ -100,11 +104,12 @@ class DocumentReach:
         Raises:
             StoreError: a text cannot be read.
         """
-        salt, begins = entries[0].record.salt, [entries[0].record.keys]
+        salt, ends = entries[0].record.salt, [_end_of(entries[0].record.keys)]
         if len(entries) > 1:
-            begins.append(self._keys_together(tuple(entry.record.id for entry in entries), salt))
+            ends.append(self._end_of_all(tuple(entry.record.id for entry in entries), salt))
         found = self.keys(prompt, salt)
-        return all(found[: len(keys)] == keys for keys in begins)
+        # A key stands for all that is before it.
+        return all(_end_of(found[:blocks]) == (blocks, last) for blocks, last in ends)
 
     def spared(self, entries: Iterable[Entry], salt: bytes) -> list[BlockKey]:
         """Blocks of a tenant's documents among these."""
@@ -119,24 +124,32 @@ class DocumentReach:
         """Where its KV is in chats that have others before it; None as `_tokens`."""
         salt = entry.record.salt
         try:
-            start = len(self._keys_together(tuple(ids), salt))
+            start, _ = self._end_of_all(tuple(ids), salt)
         except StoreError:
             if self._tokens(ids) is None:
                 return None
             raise
-        keys = self._keys_together((*ids, entry.record.id), salt)
+        keys = self._keys_of_all((*ids, entry.record.id), salt)
         return Reach(frozenset(keys[start:]), frozenset(keys[-1:]) or self.of_tenant(salt).ends)
 
-    def _keys_together(self, ids: tuple[str, ...], salt: bytes) -> tuple[BlockKey, ...]:
+    def _keys_of_all(self, ids: tuple[str, ...], salt: bytes) -> tuple[BlockKey, ...]:
         """Keys of the whole blocks with which chats about several documents begin."""
-        with self._lock:
-            if (found := self._together.get(ids)) is not None:
-                self._together.move_to_end(ids)
-                return found
         texts = [self._files.text(document) for document in ids]
-        keys = self.keys(prefix_tokens(self._model.tokenizer, texts), salt)
+        return self.keys(prefix_tokens(self._model.tokenizer, texts), salt)
+
+    def _end_of_all(self, ids: tuple[str, ...], salt: bytes) -> _End:
+        """Where these blocks end."""
         with self._lock:
-            self._together[ids] = keys
-            while len(self._together) > LISTS_MAX:
-                self._together.popitem(last=False)
-        return keys
+            if (found := self._ends.get(ids)) is not None:
+                self._ends.move_to_end(ids)
+                return found
+        end = _end_of(self._keys_of_all(ids, salt))
+        with self._lock:
+            self._ends[ids] = end
+            while len(self._ends) > LISTS_MAX:
+                self._ends.popitem(last=False)
+        return end
+
+
+def _end_of(keys: tuple[BlockKey, ...]) -> _End:
+    return len(keys), keys[-1] if keys else None

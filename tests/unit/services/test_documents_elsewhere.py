@@ -14,6 +14,7 @@ from h3kv.core.hashing import root_key
 from h3kv.models.tokenizer import Tokenizer
 from h3kv.testing.engines import FINGERPRINT
 from h3kv.testing.tiny_models import CHAT_TEMPLATE, byte_tokenizer
+from services.gpu_worker import documents_reach
 from services.gpu_worker.documents_files import FolderFiles
 from services.gpu_worker.messages import PromptReader
 
@@ -71,6 +72,16 @@ def test_prompts_that_begin_with_their_documents_leave_all_else_alone() -> None:
         entry, other = world.ready(), world.ready(OTHER)
         world.answer(pb.Chat(messages=[ASKED], document_ids=[other.record.id, entry.record.id]))
         assert not entry.record.is_elsewhere and not other.record.is_elsewhere
+
+
+def test_documents_that_stand_together_often_are_cut_into_tokens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(World()) as world:
+        entry, other = world.ready(), world.ready(OTHER)
+        world.note(other, entry)
+        monkeypatch.setattr(documents_reach, "prefix_tokens", lambda *_: pytest.fail("they were cut again"))
+        world.note(other, entry)
+        world.note(entry)
+        assert not entry.record.is_elsewhere
 
 
 def test_it_is_remembered_that_a_document_was_elsewhere(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ ROOM_TOKENS: Final = 8192
 """Prompt and answer where nobody says how much there is."""
 QUOTA_LENGTH: Final = 4096
 """Longest answer of a tenant with a quota, where its request names none."""
-LONG_BYTES: Final = 512 << 10
+LONG_CHARACTERS: Final = 512 << 10
 """A prompt that takes a while to be cut into tokens."""
 TENANT_BYTES_MAX: Final = 64
 """Of a tenant's name, and of its salt."""
@@ -100,7 +100,7 @@ class PromptReader:
     def least_tokens(self, message: pb.GenerateRequest) -> int:
         """Tokens that a long prompt has at least, its documents left out; 0 for one that is cut at once."""
         texts = [message.text, *(said.content for said in message.chat.messages)]
-        return sum(map(self._least.of, texts)) if sum(map(len, texts)) >= LONG_BYTES else 0
+        return sum(map(self._least.of, texts)) if sum(map(len, texts)) >= LONG_CHARACTERS else 0
 
     def read_prompt(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> list[int]:
         """Token numbers of a prompt.

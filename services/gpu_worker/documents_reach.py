@@ -105,8 +105,8 @@ class DocumentReach:
             StoreError: a text cannot be read.
         """
         salt, ends = entries[0].record.salt, [_end_of(entries[0].record.keys)]
-        if len(entries) > 1:
-            ends.append(self._end_of_all(tuple(entry.record.id for entry in entries), salt))
+        ids = tuple(entry.record.id for entry in entries)
+        ends += [self._end_of_all(ids[:count], salt) for count in range(2, len(ids) + 1)]
         found = self.keys(prompt, salt)
         # A key stands for all that is before it.
         return all(_end_of(found[:blocks]) == (blocks, last) for blocks, last in ends)
@@ -125,11 +125,11 @@ class DocumentReach:
         salt = entry.record.salt
         try:
             start, _ = self._end_of_all(tuple(ids), salt)
+            keys = self._keys_of_all((*ids, entry.record.id), salt)
         except StoreError:
             if self._tokens(ids) is None:
                 return None
             raise
-        keys = self._keys_of_all((*ids, entry.record.id), salt)
         return Reach(frozenset(keys[start:]), frozenset(keys[-1:]) or self.of_tenant(salt).ends)
 
     def _keys_of_all(self, ids: tuple[str, ...], salt: bytes) -> tuple[BlockKey, ...]:

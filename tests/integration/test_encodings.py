@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from h3kv.core.errors import ConfigError
+from h3kv.core.errors import ConfigError, TierFullError
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import Encoding, Tier
+from h3kv.core.units import NS_PER_S
 from h3kv.engine.cold_reads import WRAPPED
+from h3kv.engine.events import TokenGenerated
+from h3kv.engine.request import Request, SamplingParameters
+from h3kv.engine.segment import Segment
 from h3kv.telemetry import names
 from h3kv.testing.engines import Rig, layout_of, make_rig, one_thread, prompt_tokens
 from h3kv.testing.tiered_rig import WINDOW_TOKENS, tiered_rig
@@ -78,6 +82,42 @@ def test_prompts_that_branch_again_and_again_share_all_that_they_have_in_common(
                 assert tokens == answer or encoding is Encoding.K8V4
                 assert sum(finished.statistics.cached_tokens.values()) == shared
                 rig.engine.check_integrity()
+
+
+@pytest.mark.parametrize("encoding", [Encoding.RAW, Encoding.INT4])
+def test_answer_goes_on_where_only_a_part_of_what_leaves_the_window_found_room(
+    encoding: Encoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment was filled, and moves at once; the next one finds no room yet. The neighbour gives way meanwhile."""
+    prompt = prompt_tokens(6, 1600)
+    expected, _ = resident(encoding).answer(prompt, max_new_tokens=20)
+    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=96) as rig:
+        opened, refused = rig.segments.open, 0
+
+        def open_some(sizes: Sequence[int], *, waits: bool = True) -> list[Segment]:
+            nonlocal refused
+            filled = [each for each in rig.segments.everywhere() if each.room_blocks == 16]
+            if filled and refused < 1 and rig.pool.running > 1:
+                refused += 1
+                rig.pool.placer.settle(NS_PER_S)
+                for segment in filled:
+                    assert segment.cold_L is not None
+                    rig.segments.release_home(segment)
+                raise TierFullError("not now", tier=Tier.HOST, needed_bytes=1, free_bytes=0)
+            return opened(sizes, waits=waits)
+
+        monkeypatch.setattr(rig.segments, "open", open_some)
+        tokens: list[int] = []
+        long = rig.engine.submit(
+            Request(prompt=tuple(prompt), sampling=SamplingParameters(max_new_tokens=20, ignore_eos=True))
+        )
+        rig.engine.submit(Request(prompt=(1, 2), sampling=SamplingParameters(max_new_tokens=300, ignore_eos=True)))
+        while rig.engine.has_work:
+            new = [event for event in rig.engine.step() if isinstance(event, TokenGenerated)]
+            tokens += [event.token for event in new if event.request == long]
+        assert refused == 1
+        assert tokens == expected
+        rig.engine.check_integrity()
 
 
 @pytest.mark.parametrize("encoding", CODES)

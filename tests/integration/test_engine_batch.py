@@ -244,6 +244,28 @@ def test_tenant_does_not_wait_for_the_long_answers_of_another() -> None:
     rig.check_idle()
 
 
+def test_tenant_does_not_wait_behind_one_of_another_that_finds_no_room() -> None:
+    rig = make_rig(capacity_blocks=32)
+    running, large = (
+        Request(
+            prompt=tuple(prompt_tokens(seed, tokens)),
+            sampling=SamplingParameters(max_new_tokens=answer, ignore_eos=True),
+            tenant=b"many",
+        )
+        for seed, tokens, answer in ((1, 100, 900), (2, 1800, 100))
+    )
+    many = {rig.engine.submit(running), rig.engine.submit(large)}
+    for _ in range(4):
+        rig.engine.step()
+    assert rig.pool.running == 1
+    small = SamplingParameters(max_new_tokens=4, ignore_eos=True)
+    few = rig.engine.submit(Request(prompt=(1, 2, 3), sampling=small, tenant=b"few"))
+    ended = [event.request for _ in range(12) for event in rig.engine.step() if isinstance(event, Finished)]
+    assert ended == [few]
+    assert set(rig.run()) == many
+    rig.check_idle()
+
+
 def test_request_that_takes_all_of_the_room_ends_well(tmp_path: Path) -> None:
     with tiered_rig(tmp_path, units=1, device_blocks=40, host_blocks=64) as rig:
         blocks = rig.pool.capacity.blocks
@@ -327,7 +349,9 @@ def test_loss_of_what_was_shared_out_of_a_window_changes_no_answer(tmp_path: Pat
                 rig.segments.lose(newest)
                 lost = newest.room_blocks
         rig.engine.check_integrity()
+        read = rig.telemetry.value(names.PREFILL_TOKENS)
     assert lost
+    assert read < len(text) + 64 + 64, "it read on in its window"
     with windowed_rig(tmp_path / "alone") as alone:
         assert tokens == [event.token for event in answers_of(alone, [first])[0]]
 

@@ -28,6 +28,8 @@ OWN_NAME: Final = "h3"
 ANSWERS_SHARE: Final = 0.6
 """Of the time in which a node ends: answers may run so long. The supervisor gives the gateway more, so that those which
 run longer are told."""
+ANSWERS_S_MAX: Final = 3600.0
+"""The gateway takes no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ def _caps(settings: Settings) -> dict[str, str]:
 
 def _doors(request: UpRequest) -> dict[str, str]:
     """What `gateway` is told besides where it serves."""
-    told = {"DRAIN_SECONDS": f"{ANSWERS_SHARE * request.drain_ns / NS_PER_S:g}"}
+    seconds = min(ANSWERS_SHARE * request.drain_ns / NS_PER_S, ANSWERS_S_MAX)
+    told = {"DRAIN_SECONDS": f"{seconds:g}"}
     if request.tenants_file is not None:
         told["TENANTS_FILE"] = str(request.tenants_file.absolute())
     return told

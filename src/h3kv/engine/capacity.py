@@ -31,7 +31,7 @@ class Capacity:
         cold: where they may go; None: nowhere.
         index: room for their indexes then; None: they have none.
         apart_bytes: of the home, taken for slabs and pages that are read from the cold store.
-        sequences_max: that may run at a time, by the device's room; None: any.
+        sequences_max: that may run at a time, by the device's room.
         cold_cure: says what makes the cold store hold so many blocks.
     """
 
@@ -43,7 +43,7 @@ class Capacity:
         index: IndexStore | None,
         *,
         apart_bytes: int,
-        sequences_max: int | None,
+        sequences_max: int,
         cold_cure: Callable[[int], str],
     ) -> None:
         self._layout = layout
@@ -63,7 +63,9 @@ class Capacity:
         self._held, self._held_home = held, in_home
 
     def serve_longest(self, longest: Callable[[], int]) -> None:
-        """Say who knows the blocks of the longest request that was taken on: it must find room when it runs alone."""
+        """Say who knows the blocks of the longest request that was taken on, beside those that documents hold: it must
+        find room when it runs alone.
+        """
         self._longest = longest
 
     @property
@@ -131,15 +133,20 @@ class Capacity:
         self.census.blocks -= blocks
         self.census.running -= 1
 
+    @property
+    def places(self) -> int:
+        """Sequences that may run at a time: each has a window on the device and, with a cold store, an open segment in
+        HOST.
+        """
+        if self._cold is None:
+            return self._sequences_max
+        return min(self._sequences_max, self.home_blocks // SEGMENT_BLOCKS_MAX)
+
     def _check_sequences(self) -> None:
-        """Each has a window on the device and, with a cold store, an open segment in HOST."""
-        limit = self._sequences_max
-        if limit is not None and self._cold is not None:
-            limit = min(limit, self.home_blocks // SEGMENT_BLOCKS_MAX)
-        if limit is not None and self.census.running >= limit:
+        if self.census.running >= self.places:
             raise TierFullError(
-                f"the caps have room for the windows and open segments of {limit} running sequences: wait for one to "
-                "end, or raise device.kv_bytes and host.kv_bytes",
+                f"the caps have room for the windows and open segments of {self.places} running sequences: wait for "
+                "one to end, or raise device.kv_bytes and host.kv_bytes",
                 tier=Tier.DEVICE,
                 needed_bytes=self._layout.block_bytes,
                 free_bytes=0,

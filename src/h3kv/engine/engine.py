@@ -81,7 +81,7 @@ class Engine:
         self._next_id = 1
         self._waiting: deque[WaitingRequest] = deque()
         self._running: deque[RunningSequence] = deque()
-        # Whether the first waiting request may try to start: room changes only when a request ends.
+        # Whether the request that has the next turn may try to start: room changes only when one ends.
         self._may_admit = True
         # Events of the step that is being taken; those that no stream took; those that streams have not given out yet.
         self._events: list[Event] = []
@@ -126,6 +126,8 @@ class Engine:
         waiting = WaitingRequest(RequestId(self._next_id), request, need, self._clock.now_ns())
         self._next_id += 1
         self._waiting.append(waiting)
+        # It may have the next turn, and room where another had none. Suspended ones wait for the end of one that runs.
+        self._may_admit |= self._waiting[0].suspended is None
         self._reporter.submitted(waiting.id, request)
         self._report()
         return waiting.id
@@ -200,9 +202,9 @@ class Engine:
         assert self._pool.running == len(self._running), "a sequence was counted in and not out"
 
     def _longest_blocks(self) -> int:
-        """Blocks of the longest request that was taken on and has not ended."""
-        waiting = (each.need.blocks for each in self._waiting)
-        return max((*waiting, *(sequence.kv.blocks_max for sequence in self._running)), default=0)
+        """Blocks of the longest request that was taken on and has not ended, beside those that documents hold."""
+        waiting = (each.need.blocks - self._pool.held_blocks(each.need) for each in self._waiting)
+        return max((*waiting, *(sequence.kv.blocks_beside_documents for sequence in self._running)), default=0)
 
     def _need_of(self, request: Request) -> KvNeed:
         return need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
@@ -225,7 +227,7 @@ class Engine:
         Those wait aside that begin with what a running one is reading.
         """
         while self._may_admit and len(self._running) < SEQUENCES_MAX:
-            turns = in_turn(self._waiting, self._running, places=self._pool.device_plan.sequences)
+            turns = in_turn(self._waiting, self._running, places=self._pool.capacity.places)
             waiting = next((each for each in turns if not self._is_being_read(each)), None)
             if waiting is None:
                 return

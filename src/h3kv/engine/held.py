@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from h3kv.attention.page_table import PageRun
+from h3kv.core.errors import SlabUnavailableError
 from h3kv.core.hashing import extend_keys
 from h3kv.core.limits import BLOCK_TOKENS
-from h3kv.core.types import BlockKey, SegmentLabel, Tier
+from h3kv.core.types import BlockKey, SegmentLabel, SlabKey, Tier
 from h3kv.engine.segment import Phase, Segment
 from h3kv.engine.segments import SegmentTable
 
@@ -59,6 +60,11 @@ class HeldRow:
             self._sealed += 1
         return self._row[self._sealed - 1].end if self._sealed else 0
 
+    @property
+    def document_blocks(self) -> int:
+        """Blocks of segments that documents hold."""
+        return sum(held.end - held.start for held in self._row if held.segment.holds)
+
     def before(self, held: Held) -> Segment | None:
         """The segment in front of one."""
         at = self._row.index(held)
@@ -102,6 +108,12 @@ def label_of(held: Held, keys: list[BlockKey], tokens: Sequence[int]) -> Segment
     known = len(keys) - 1
     keys += extend_keys(keys[-1], tokens[known * BLOCK_TOKENS : held.end * BLOCK_TOKENS])
     return SegmentLabel(tuple(keys[held.start + 1 : held.end + 1]), keys[held.start])
+
+
+def unknown_tokens_error(held: Held) -> SlabUnavailableError:
+    """For the loss of a segment of a sequence whose owner alone knows its tokens."""
+    message = "a part of this sequence's KV cannot be read any more, and its tokens are not known here: start again"
+    return SlabUnavailableError(message, key=SlabKey(held.segment.id, 0))
 
 
 def run_of(segments: SegmentTable, segment: Segment) -> PageRun:

@@ -10,9 +10,13 @@ from h3kv.attention import native, sealing
 from h3kv.attention.page_seams import PageKernels
 from h3kv.attention.recall import RecallSample
 from h3kv.attention.touches import TouchSample
+from h3kv.core.limits import BLOCK_TOKENS
 from h3kv.core.ports import Offload, Telemetry
+from h3kv.core.retrieval import RetrievalSetting
+from h3kv.engine.attended import AttendedTokens
 from h3kv.engine.capacity import Census
 from h3kv.engine.page_cache import PageCache
+from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.segment import Segment
 from h3kv.engine.segments import SegmentTable
 from h3kv.engine.stream import SlabStream
@@ -49,6 +53,23 @@ class KvParts:
     def is_clustered(self) -> bool:
         """Whether tokens of full segments are permuted."""
         return self.segments.layout.slab.page.encoding.is_clustered
+
+    def attended_tokens(self) -> AttendedTokens:
+        """Counts what the tokens of one answer attend to."""
+        layout, window_tokens = self.segments.layout, self.window_blocks * BLOCK_TOKENS
+        return AttendedTokens(layers=layout.layers, kv_heads=layout.slab.kv_heads, window_tokens=window_tokens)
+
+    def page_lane(self, setting: RetrievalSetting) -> PageLane | None:
+        """Single pages of the cold store for one sequence; None where there are none.
+
+        Raises:
+            ConfigError: there is too little room for what the setting reads.
+        """
+        if self.pages is None:
+            return None
+        self.pages.check_budget(setting.budget_tokens)
+        patience_ns = PATIENCE_NS if setting.best_effort else None
+        return PageLane(self.pages, self.segments.layout.layers, patience_ns=patience_ns)
 
     def cluster(self, segment: Segment, blocks: int) -> None:
         """Permute the tokens of an open segment whose first blocks are filled, where that is done here."""

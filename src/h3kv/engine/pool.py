@@ -97,7 +97,7 @@ class KvPool:
             cold,
             index,
             apart_bytes=layout.slab.size_bytes(shares.blocks),
-            sequences_max=None if device is None else self.device_plan.sequences,
+            sequences_max=self.device_plan.sequences,
             cold_cure=cold_cure or (lambda _: "raise nvme.capacity"),
         )
         self.indexes = SegmentIndexes(layout, index, cold, clock=clock)

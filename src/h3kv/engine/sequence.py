@@ -148,7 +148,7 @@ class RunningSequence:
         if self.is_answering:
             return False
         common = self.kv.blocks_in_common(keys)
-        found = sum(self._reused_tokens.values()) // BLOCK_TOKENS
+        found = sum(self.kv.reused_tokens.values()) // BLOCK_TOKENS
         # The segment of the last common block is full, or ends with the prompt.
         needed = min(common + SEGMENT_BLOCKS_MAX - 1, self.prompt_tokens // BLOCK_TOKENS)
         return common - found >= BLOCKS_WORTH_WAITING and self.kv.blocks < needed

@@ -10,22 +10,19 @@ segment when it leaves the window.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from torch import Tensor
 
 from h3kv.attention.paged import PagedCache
-from h3kv.core.errors import SlabUnavailableError, TierFullError
 from h3kv.core.hashing import blocks_in_common
 from h3kv.core.limits import BLOCK_TOKENS, SEGMENT_BLOCKS_MAX
 from h3kv.core.retrieval import RetrievalSetting
 from h3kv.core.types import BlockKey, SlabKey, Tier
 from h3kv.engine.attended import AttendedTokens
-from h3kv.engine.held import Held, HeldRow, label_of, run_of
+from h3kv.engine.held import Held, HeldRow, label_of, run_of, unknown_tokens_error
 from h3kv.engine.kv_parts import KvParts
-from h3kv.engine.page_lane import PATIENCE_NS, PageLane
 from h3kv.engine.prefix import Mount
 from h3kv.engine.rooms import Rooms
 from h3kv.engine.segment import Phase, Segment
@@ -115,11 +112,14 @@ class SequenceKv:
         """Pins that this sequence holds, one for each segment."""
         return len(self._held) + len(self._spare)
 
+    @property
+    def blocks_beside_documents(self) -> int:
+        """Blocks of it at its longest, but for those that documents hold."""
+        return self.blocks_max - self._held.document_blocks
+
     def attended_tokens(self) -> AttendedTokens:
         """Counts what the tokens of its answer attend to."""
-        layout = self._segments.layout
-        window_tokens = self._parts.window_blocks * BLOCK_TOKENS
-        return AttendedTokens(layers=layout.layers, kv_heads=layout.slab.kv_heads, window_tokens=window_tokens)
+        return self._parts.attended_tokens()
 
     def blocks_in_common(self, keys: Sequence[BlockKey]) -> int:
         """Whole blocks with which it begins as another prompt does, whose root key and keys of blocks these are."""
@@ -139,12 +139,10 @@ class SequenceKv:
 
     @retrieval.setter
     def retrieval(self, setting: RetrievalSetting | None) -> None:
-        if setting is not None and setting != self.cache.retrieval and self._parts.pages is not None:
-            self._parts.pages.check_budget(setting.budget_tokens)
+        lane = self._parts.page_lane(setting) if setting is not None and setting != self.cache.retrieval else None
+        if lane is not None:
             self._give_back_pages()
-            patience_ns = PATIENCE_NS if setting.best_effort else None
-            layers = self._segments.layout.layers
-            self.cache.page_source = PageLane(self._parts.pages, layers, patience_ns=patience_ns)
+            self.cache.page_source = lane
         self.cache.retrieval = setting
         if setting is not None and self._retrieved_from is None:
             self._retrieved_from = self.blocks
@@ -237,8 +235,10 @@ class SequenceKv:
         Not where segments are clustered, whose tokens come in another order, nor where room takes time to come.
         """
         if self._window is not None and not self._parts.is_clustered and blocks > self._held.sealed_blocks:
-            with contextlib.suppress(TierFullError):
+            try:
                 self._copy_out(min(blocks + SEGMENT_BLOCKS_MAX - 1, self.blocks), tokens, waits=False)
+            except Exception:  # noqa: BLE001  (whoever asks computes them again, and this one goes on)
+                self._parts.telemetry.count(names.FAILED_SEALS, tier=self._segments.tier)
 
     def close(self, tokens: Sequence[int]) -> None:
         """Share the whole blocks that are left, then give all pins and all other room back.
@@ -321,13 +321,16 @@ class SequenceKv:
         """Have the blocks before `end` read in own segments. The sink stays on the device as well."""
         window = self._window
         assert window is not None
-        self._copy_out(end, tokens)
-        # After a loss the window is longer for a while.
-        for held in self._held.behind(self._left) if end > self._left else ():
-            first, self._left = max(self._left, 1), min(held.end, end)
-            self._place(held)
-            for block in range(first, self._left):
-                window.drop(block)
+        try:
+            self._copy_out(end, tokens)
+        finally:
+            # Also where there was no room for all of them. After a loss the window is longer for a while.
+            end = min(end, self._flushed)
+            for held in self._held.behind(self._left) if end > self._left else ():
+                first, self._left = max(self._left, 1), min(held.end, end)
+                self._place(held)
+                for block in range(first, self._left):
+                    window.drop(block)
 
     def _place(self, held: Held) -> None:
         """Have a segment read where it lies now, as far as its blocks have left the window."""
@@ -350,8 +353,7 @@ class SequenceKv:
             assert segment.addresses_L is not None, "an open segment lies in its home"
             room_blocks = segment.room_blocks
             blocks = range(self._flushed, min(end, held.start + room_blocks))
-            first = blocks.start - held.start
-            window.copy_out(blocks, segment.addresses_L, first_block=first, room_blocks=room_blocks)
+            window.copy_out(blocks, segment.addresses_L, first_block=blocks.start - held.start, room_blocks=room_blocks)
             moved_bytes = len(blocks) * self._segments.layout.block_bytes
             self._parts.telemetry.count(names.MOVED_BYTES, moved_bytes, source=Tier.DEVICE, target=Tier.HOST)
             held.end = self._flushed = blocks.stop
@@ -381,18 +383,17 @@ class SequenceKv:
     def _rewind(self, lost: Held) -> None:
         """Go back to the block before a lost segment: what follows is computed again."""
         if self._keys is None:
-            message = (
-                "a part of this sequence's KV cannot be read any more, and its tokens are not known here: start again"
-            )
-            raise SlabUnavailableError(message, key=SlabKey(lost.segment.id, 0))
+            raise unknown_tokens_error(lost)
         for _ in self._held.behind(lost.start):
             self._held.let_go()
+        self._flushed = lost.start
+        self._rooms.restart(lost.start)
         if self._window is not None:
+            if lost.start >= self._left:
+                return  # All of it is in the window still.
             self._window.drop_from(lost.start)
         self.cache.set_tokens(lost.start * BLOCK_TOKENS)
-        self._flushed = lost.start
-        self._left = min(self._left, lost.start)
-        self._rooms.restart(lost.start)
+        self._left = lost.start
 
     def _is_on_device(self, held: Held) -> bool:
         """Whether it is the sink, which the window keeps besides."""

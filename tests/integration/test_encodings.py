@@ -16,8 +16,10 @@ from h3kv.engine.events import TokenGenerated
 from h3kv.engine.request import Request, SamplingParameters
 from h3kv.engine.segment import Segment
 from h3kv.telemetry import names
+from h3kv.testing import tiered_rig as testing_rig
 from h3kv.testing.engines import Rig, layout_of, make_rig, one_thread, prompt_tokens
 from h3kv.testing.tiered_rig import WINDOW_TOKENS, tiered_rig
+from h3kv.tiers.host import RegionStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("single_thread")]
 
@@ -91,7 +93,9 @@ def test_answer_goes_on_where_only_a_part_of_what_leaves_the_window_found_room(
     """A segment was filled, and moves at once; the next one finds no room yet. The neighbour gives way meanwhile."""
     prompt = prompt_tokens(6, 1600)
     expected, _ = resident(encoding).answer(prompt, max_new_tokens=20)
-    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=96) as rig:
+    # So that one chunk fills a whole segment.
+    monkeypatch.setattr(testing_rig, "CHUNK_TOKENS", 1280)
+    with tiered_rig(tmp_path, layout=layout_of(encoding), host_blocks=96, device_blocks=64) as rig:
         opened, refused = rig.segments.open, 0
 
         def open_some(sizes: Sequence[int], *, waits: bool = True) -> list[Segment]:
@@ -101,8 +105,12 @@ def test_answer_goes_on_where_only_a_part_of_what_leaves_the_window_found_room(
                 refused += 1
                 rig.pool.placer.settle(NS_PER_S)
                 for segment in filled:
-                    assert segment.cold_L is not None
+                    assert segment.cold_L is not None and segment.home_L is not None
+                    assert isinstance(rig.pool.home, RegionStore)
+                    slots = [rig.pool.home.view(handle) for handle in segment.home_L]
                     rig.segments.release_home(segment)
+                    for slot in slots:
+                        slot[:] = b"\xff" * len(slot)
                 raise TierFullError("not now", tier=Tier.HOST, needed_bytes=1, free_bytes=0)
             return opened(sizes, waits=waits)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,6 +21,7 @@ from h3kv.core.errors import H3Error
 from h3kv.core.units import NS_PER_S
 from h3kv.rpc.call_context import CallContext
 from h3kv.telemetry import spans
+from h3kv.telemetry.event_log import log_event
 from h3kv.telemetry.trace_context import parse_traceparent
 from h3kv.telemetry.tracing import Span, Tracer
 from services.gateway.chat import ChatBody
@@ -37,6 +39,8 @@ STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies hold nothing back."""
 LOGPROBS_HELD_MAX: Final = 1 << 20
 """Of an answer in one piece: all of them are held until its end."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Answerer:
                 prompts=len(asked.prompts),
                 choices_per_prompt=body.n,
                 span=span,
+                request_id=call.request_id,
             )
             events = generate_choices(self.worker, asked, onward)
             await stack.enter_async_context(contextlib.aclosing(events))
@@ -103,13 +108,14 @@ class Answer:
     """One answer that is being written."""
 
     def __init__(
-        self, writer: AnswerWriter, style: Style, *, prompts: int, choices_per_prompt: int, span: Span
+        self, writer: AnswerWriter, style: Style, *, prompts: int, choices_per_prompt: int, span: Span, request_id: str
     ) -> None:
         self._writer = writer
         self._choices = [ChoiceWriter(style, index) for index in range(prompts * choices_per_prompt)]
         self._choices_per_prompt = choices_per_prompt
         self._usages: dict[int, pb.Usage] = {}
         self._span = span
+        self._request_id = request_id
 
     async def whole(self, events: AsyncIterator[Event]) -> dict[str, Any]:
         """The answer in one piece. Raises H3Error where a choice of it fails."""
@@ -151,6 +157,8 @@ class Answer:
             yield END
         except H3Error as error:
             self._span.fail(error)
+            # Messages about requests quote them, and what users write is for no log.
+            log_event(_log, "request_failed", {spans.REQUEST_ID: self._request_id, spans.ERROR_REASON: error.reason})
             yield encoded(error_fields(error))
 
     def _pieces(self, index: int, event: pb.GenerateResponse) -> list[dict[str, Any]]:

@@ -239,6 +239,7 @@ def test_an_end_under_load_comes_within_its_bound(tmp_path: Path) -> None:
                 error = json.loads(last.removeprefix(b"data: "))["error"]
                 assert error["code"] == "peer_unavailable"
         assert front.gateway.process.wait(timeout=20) == 0, front.gateway.text()
+        assert front.gateway.text().count("request_failed") == 4
         for _ in range(4):
             assert front.worker.ended.acquire(timeout=WAIT_S)
 

@@ -231,8 +231,7 @@ class EngineSettings(Section):
     """Prompt tokens that one step reads. Larger chunks use the cores better, smaller ones let a request be cancelled
     sooner and need less scratch memory."""
     max_new_tokens: Count = Field(default=256, ge=1)
-    """Tokens of an answer of `h3 run`. Of a node of processes: of a chat that names no length, and only where this is set
-    or `attention.mode` is `retrieval`; other chats may go on to the end of the context."""
+    """Tokens of an answer of `h3 run`. A node's chats end with the context unless this is set, or in retrieval mode."""
 
 
 class RuntimeSettings(Section):

@@ -148,7 +148,7 @@ class TieringSettings(Section):
     mode: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = "auto"
     """`on`: the device holds windows, all else lies in host memory and in the cold store. `off`: all KV stays on the
     device, and the settings of host and nvme are not used. `auto`: on when the model lies on a CUDA device,
-    `host.kv_bytes` is a number, or `nvme.store` is set."""
+    `host.kv_bytes` is a number, or `nvme.store` is set. `h3 up` has it on whatever is said."""
     recompute: Annotated[Literal["auto", "off"], BeforeValidator(_on_or_off)] = "auto"
     """Whether the end of a prompt that lies in the cold store alone is computed again: `auto`, where that has been
     measured to be faster than to read it; `off`, never."""
@@ -171,14 +171,14 @@ class HostSettings(Section):
     kv_bytes: CapOrAuto = "auto"
     """Cap on KV in host memory, in total for this process. `auto`: half of what is available when the model has been
     loaded and the device has its share, within the container's limit. What does not fit is read from the cold store
-    again for every chunk and every token."""
+    again for every chunk and every token. Under `h3 up`, `auto` is 1 GiB."""
     staging_bytes: Size = 32 << 20
     """Part of that cap which slabs of the cold store are read into; no more than a third of it is taken, and room for
     four slabs at least. Enough to keep the disk busy while a layer is computed."""
     index_bytes: CapOrAuto = "auto"
     """Cap on the indexes of segments that lie in the cold store alone, beside `kv_bytes`: retrieval mode needs the
     index of every running request in memory. `auto`: for one request of the longest context in retrieval mode, else for
-    the segment that each running request uses in part."""
+    the segment that each running request uses in part. Under `h3 up`: 256 MiB."""
 
 
 class AttentionSettings(Section):
@@ -231,7 +231,7 @@ class EngineSettings(Section):
     """Prompt tokens that one step reads. Larger chunks use the cores better, smaller ones let a request be cancelled
     sooner and need less scratch memory."""
     max_new_tokens: Count = Field(default=256, ge=1)
-    """Tokens of an answer, unless the request says otherwise."""
+    """Tokens of an answer of `h3 run`. A node's chats end with the context unless this is set, or in retrieval mode."""
 
 
 class RuntimeSettings(Section):

@@ -137,6 +137,8 @@ class SlabStream:
             with interrupts_deferred():
                 self._poll()
                 self._take_group(slabs, addresses)
+                # The device has work while these are attended to.
+                self._fill()
         except BaseException:
             self.give_back(slabs[: len(addresses)])
             raise

@@ -203,8 +203,13 @@ class Engine:
 
     def _longest_blocks(self) -> int:
         """Blocks of the longest request that was taken on and has not ended, beside those that documents hold."""
-        waiting = (each.need.blocks - self._pool.held_blocks(each.need) for each in self._waiting)
-        return max((*waiting, *(sequence.kv.blocks_beside_documents for sequence in self._running)), default=0)
+        longest = max((sequence.kv.blocks_beside_documents for sequence in self._running), default=0)
+        # To look up what documents hold takes a while for a long prompt: only those that could be longer are looked at.
+        for need in sorted((each.need for each in self._waiting), key=lambda need: need.blocks, reverse=True):
+            if need.blocks <= longest:
+                break
+            longest = max(longest, need.blocks - self._pool.held_blocks(need))
+        return longest
 
     def _need_of(self, request: Request) -> KvNeed:
         return need_of(request, self._fingerprint, retrieves=self._retrieval is not None)
